@@ -1,0 +1,62 @@
+# Every verb that a developer or CI calls. `make help` lists them.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := crds planner router operator cli e2e tests
+CRD := crds/rolloutpools.rolloutpool.dev.yaml
+CHART_CRD := charts/rolloutpool/crds/rolloutpools.rolloutpool.dev.yaml
+export PYTHONPATH := e2e
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+.PHONY: install
+install: $(VENV)/.installed ## Make the Python environment in .venv (about 1 minute the first time)
+
+$(VENV)/.installed: pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(0 if sys.version_info >= (3, 11) else "Python 3.11 or newer is needed; say PYTHON=python3.12 make ...")'
+	@echo "Installing the Python environment into $(VENV) (about 1 minute the first time)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+.PHONY: format
+format: install ## Format the code
+	$(BIN)/ruff format $(SOURCES)
+	$(BIN)/ruff check --fix $(SOURCES)
+
+.PHONY: lint
+lint: install ## Check format, style and the layers between the packages
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/lint-imports
+
+.PHONY: types
+types: install ## Check the types (mypy, strict)
+	$(BIN)/mypy
+
+.PHONY: generate
+generate: install ## Write the generated files: the CRD and the chart's copy
+	$(BIN)/python -m rolloutpool_api.crdgen $(CRD) $(CHART_CRD)
+
+.PHONY: verify
+verify: install ## Fail if a generated file differs from its source
+	@for file in $(CRD) $(CHART_CRD); do \
+	  $(BIN)/python -m rolloutpool_api.crdgen | diff -u $$file - \
+	    || { echo "$$file is not what the models say: run make generate" >&2; exit 1; }; done
+	@echo "generated files are up to date"
+
+.PHONY: test
+test: install ## Run unit, integration and cluster tests; says at the end what was left out and why
+	$(BIN)/pytest tests
+
+.PHONY: e2e
+e2e: install ## Run the whole system: Helm install, load, kills, recovery
+	$(BIN)/pytest e2e
+
+.PHONY: demo
+demo: install ## Show the whole path on this machine alone (under 4 minutes once caches are warm)
+	$(BIN)/python -m demo

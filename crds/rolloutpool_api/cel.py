@@ -1,0 +1,117 @@
+"""The CEL rules of the CRD: what the API server refuses, and what it says to do instead.
+
+Each entry is (expression, message). The expression speaks of the object that the rule is attached to.
+"""
+
+from __future__ import annotations
+
+from rolloutpool_api.labels import MAX_POOL_NAME
+
+Rules = tuple[tuple[str, str], ...]
+
+OPERATOR_FLAGS = (
+    "--model",
+    "--served-model-name",
+    "--host",
+    "--port",
+    "--tensor-parallel-size",
+    "--pipeline-parallel-size",
+    "--kv-transfer-config",
+    "--block-size",
+    "--max-model-len",
+)
+"""vLLM flags that the operator sets from the spec; extraArgs may not repeat them."""
+_FLAGS = ", ".join(f"'{flag}'" for flag in OPERATOR_FLAGS)
+
+OBJECT: Rules = (
+    (
+        f"self.metadata.name.size() <= {MAX_POOL_NAME}",
+        f"metadata.name may have at most {MAX_POOL_NAME} characters: its children's names are longer",
+    ),
+)
+
+SPEC: Rules = (
+    (
+        "self.workloads.map(w, w.share).sum() > 0.999 && self.workloads.map(w, w.share).sum() < 1.001",
+        "the shares of spec.workloads must sum to 1: change spec.workloads[].share",
+    ),
+    (
+        "self.planning.mode == 'Disaggregated' || !has(self.planning.allowedParallelism) || self.planning.allowedParallelism.exists(p, p.tensorParallel * p.pipelineParallel <= self.gpus.budget)",
+        "spec.gpus.budget is below the smallest replica in spec.planning.allowedParallelism (tensorParallel x pipelineParallel GPUs): raise the budget or allow a smaller one",
+    ),
+    (
+        "self.planning.mode != 'Disaggregated' || self.gpus.budget >= 2",
+        "planning mode Disaggregated needs a prefill and a decode replica: set spec.gpus.budget to 2 or more",
+    ),
+    (
+        "self.planning.mode != 'Disaggregated' || !has(self.planning.allowedParallelism) || self.planning.allowedParallelism.exists(p, 2 * p.tensorParallel * p.pipelineParallel <= self.gpus.budget)",
+        "spec.gpus.budget is below twice the smallest replica in spec.planning.allowedParallelism: planning mode Disaggregated needs a prefill and a decode replica, so raise the budget",
+    ),
+    (
+        "!has(self.planning.replicas) || self.planning.replicas.map(g, g.replicas * g.tensorParallel * g.pipelineParallel).sum() <= self.gpus.budget",
+        "spec.planning.replicas asks for more GPUs than spec.gpus.budget: lower the replicas or raise the budget",
+    ),
+    (
+        "self.planning.objective == 'MaximizeThroughput' || (has(self.slo) && has(self.slo.demand))",
+        "planning objectives MeetSLO and MinimizeGPUs need spec.slo.demand: set requestsPerSecond or concurrentSessions",
+    ),
+    (
+        "self.model.name == oldSelf.model.name",
+        "spec.model.name is immutable (trainers address the pool by it): create another RolloutPool",
+    ),
+    (
+        "self.gpus.resourceName == oldSelf.gpus.resourceName",
+        "spec.gpus.resourceName is immutable: create another RolloutPool",
+    ),
+)
+
+MODEL: Rules = (
+    (
+        "!has(self.source) || !self.source.startsWith('pvc://') || self.source.matches('^pvc://[a-z0-9.-]+/.+')",
+        "spec.model.source of a volume must read pvc://CLAIM/PATH",
+    ),
+)
+
+ENGINE: Rules = (
+    (
+        f"self.extraArgs.all(a, ![{_FLAGS}].exists(f, a == f || a.startsWith(f + '=')))",
+        "spec.engine.extraArgs may not set what the operator sets from the spec: " + " ".join(OPERATOR_FLAGS),
+    ),
+)
+
+ENV: Rules = (
+    (
+        "!(has(self.value) && has(self.valueFrom))",
+        "an env entry takes value or valueFrom, not both: remove one",
+    ),
+)
+
+MODEL_CACHE: Rules = (
+    (
+        "!(has(self.claimName) && has(self.emptyDir))",
+        "spec.engine.modelCache takes claimName or emptyDir, not both: remove one",
+    ),
+)
+
+TOKEN_PRIOR: Rules = (("self.p95 >= self.p50", "a token prior needs p95 >= p50: swap or correct the two"),)
+
+DEMAND: Rules = (
+    (
+        "has(self.requestsPerSecond) != has(self.concurrentSessions)",
+        "spec.slo.demand takes exactly one of requestsPerSecond and concurrentSessions",
+    ),
+)
+
+PROFILE: Rules = (
+    (
+        "has(self.builtin) != has(self.configMapRef)",
+        "spec.planning.profile takes exactly one of builtin and configMapRef",
+    ),
+)
+
+PLANNING: Rules = (
+    (
+        "(self.mode == 'Manual') == has(self.replicas)",
+        "spec.planning.replicas is for planning mode Manual, and Manual needs it: set both or neither",
+    ),
+)

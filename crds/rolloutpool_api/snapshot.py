@@ -1,0 +1,78 @@
+"""What a router tells the operator: the answer of GET /admission/snapshot."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rolloutpool_api.base import StatusModel
+
+Count = Annotated[int, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0)]
+
+
+class SnapshotEngineClass(StatusModel):
+    """One class on one engine."""
+
+    name: str
+    """Class."""
+    active: Count
+    """Resident sessions."""
+    blocks: Count
+    """KV blocks that they are estimated to hold."""
+
+
+class SnapshotEngine(StatusModel):
+    """One engine as the router sees it."""
+
+    name: str
+    """Engine, as in status.endpoints.admin."""
+    healthy: bool = True
+    """False: the router does not route to it now."""
+    classes: list[SnapshotEngineClass] = []
+    """Residents by class."""
+
+
+class SnapshotClass(StatusModel):
+    """One class over all engines."""
+
+    name: str
+    """Class."""
+    active: Count
+    """Resident sessions."""
+    waiting: Count
+    """Sessions that wait to enter."""
+    oldest_wait_seconds: Seconds = 0.0
+    """Longest current wait, in seconds."""
+    footprint_blocks: Seconds = 0.0
+    """Observed mean KV footprint of a session, in blocks (k); 0 while none was seen."""
+    residency_seconds: Seconds = 0.0
+    """Observed mean residency, in seconds (T); 0 while none was seen."""
+    observations: Count = 0
+    """Sessions behind the two means."""
+    consumed: Count = 0
+    """Finished sessions in the mixture's window."""
+    finished_total: Count = 0
+    """Finished sessions since the router started."""
+    adopted_total: Count = 0
+    """Sessions with history that came from another router's time and were let in at once."""
+    rejected_total: Count = 0
+    """Requests answered with an overload status."""
+
+
+class AdmissionSnapshot(StatusModel):
+    """State of one router."""
+
+    router: str
+    """Which router: its pod's name."""
+    taken_at: Seconds
+    """When, in Unix seconds of the router's clock."""
+    applied_revision: Count = 0
+    """status.admission.revision in force; 0 while none is."""
+    ignored_statuses: Count = 0
+    """Statuses that were malformed or stale and left the caps as they were."""
+    engines: list[SnapshotEngine] = []
+    """Engines known."""
+    classes: list[SnapshotClass] = []
+    """Classes of the spec."""

@@ -1,0 +1,1 @@
+"""Builders for tests. Production code must not import it."""
