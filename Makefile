@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := crds planner router operator cli e2e tests
 CRD := crds/rolloutpools.rolloutpool.dev.yaml
-CHART_CRD := charts/rolloutpool/crds/rolloutpools.rolloutpool.dev.yaml
+CHART_CRD := charts/rolloutpool/files/rolloutpools.rolloutpool.dev.yaml
 export PYTHONPATH := e2e
 
 .PHONY: help

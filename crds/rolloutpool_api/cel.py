@@ -26,7 +26,7 @@ _FLAGS = ", ".join(f"'{flag}'" for flag in OPERATOR_FLAGS)
 OBJECT: Rules = (
     (
         f"self.metadata.name.size() <= {MAX_POOL_NAME}",
-        f"metadata.name may have at most {MAX_POOL_NAME} characters: its children's names are longer",
+        f"metadata.name may have at most {MAX_POOL_NAME} characters: its engines' names are longer",
     ),
 )
 

@@ -42,6 +42,8 @@ def crd() -> dict[str, Any]:
         "metadata": {
             "name": f"{labels.PLURAL}.{labels.GROUP}",
             "labels": {"app.kubernetes.io/name": "rolloutpool", "app.kubernetes.io/part-of": "rolloutpool"},
+            # Uninstalling the chart must not delete every pool of the cluster.
+            "annotations": {"helm.sh/resource-policy": "keep"},
         },
         "spec": {
             "group": labels.GROUP,

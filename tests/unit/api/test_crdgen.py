@@ -31,7 +31,7 @@ def root() -> Schema:
     return schema
 
 
-@pytest.mark.parametrize("name", ["crds", "charts/rolloutpool/crds"])
+@pytest.mark.parametrize("name", ["crds", "charts/rolloutpool/files"])
 def test_files_are_generated(name: str) -> None:
     assert (ROOT / name / "rolloutpools.rolloutpool.dev.yaml").read_text() == crdgen.render()
 

@@ -1,0 +1,145 @@
+"""The CRD on a real API server: every rule refuses, and says what to change; defaults and columns are there."""
+
+import copy
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from cluster import Cluster
+from rolloutpool_testkit.manifests import Manifest, pool_manifest
+
+from rolloutpool_api import cel, crdgen, labels
+
+ALL_RULES = [
+    message
+    for name, rules in vars(cel).items()
+    if name.isupper() and name != "OPERATOR_FLAGS" and not name.startswith("_")
+    for _, message in rules
+]
+TP2 = [{"tensorParallel": 2}]
+GROUP = {"role": "aggregated", "tensorParallel": 2, "replicas": 3}
+WORKLOAD = {"name": "a", "share": 1}
+
+
+def refused(message: str, name: str = "refused", **changes: Any) -> Any:
+    """One case: the rule's message and a manifest that breaks that rule alone."""
+    return pytest.param(message, pool_manifest(name, **changes), id=message[:60])
+
+
+REFUSED_ON_CREATE = [
+    refused(cel.OBJECT[0][1], name="x" * (labels.MAX_POOL_NAME + 1)),
+    refused(cel.SPEC[0][1], workloads=[{"name": "a", "share": 0.6}, {"name": "b", "share": 0.5}]),
+    refused(cel.SPEC[1][1], gpus__budget=1, planning__allowedParallelism=TP2),
+    refused(cel.SPEC[2][1], gpus__budget=1, planning__mode="Disaggregated"),
+    refused(cel.SPEC[3][1], gpus__budget=3, planning__mode="Disaggregated", planning__allowedParallelism=TP2),
+    refused(cel.SPEC[4][1], planning={"mode": "Manual", "replicas": [GROUP]}),
+    refused(cel.SPEC[5][1], planning__objective="MinimizeGPUs"),
+    refused(cel.MODEL[0][1], model__source="pvc://claim-without-path"),
+    refused(cel.ENGINE[0][1], engine__extraArgs=["--port=9000"]),
+    refused(cel.ENV[0][1], engine__env=[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]),
+    refused(cel.MODEL_CACHE[0][1], engine__modelCache={"claimName": "c", "emptyDir": {}}),
+    refused(cel.TOKEN_PRIOR[0][1], workloads=[{**WORKLOAD, "priors": {"promptTokens": {"p50": 9, "p95": 3}}}]),
+    refused(cel.DEMAND[0][1], slo__demand={"requestsPerSecond": 1, "concurrentSessions": 1}),
+    refused(cel.PROFILE[0][1], planning__profile={"builtin": "a", "configMapRef": {"name": "b"}}),
+    refused(cel.PLANNING[0][1], planning__mode="Manual"),
+]
+REFUSED_ON_UPDATE = [
+    refused(cel.SPEC[6][1], name="immutable", model__name="other"),
+    refused(cel.SPEC[7][1], name="immutable", gpus__resourceName="amd.com/gpu"),
+]
+REFUSED_BY_SCHEMA = [
+    pytest.param({"gpus__budget": 0}, "spec.gpus.budget", id="budget of zero"),
+    pytest.param({"workloads": []}, "spec.workloads", id="no workloads"),
+    pytest.param({"workloads": [{"name": "A_b", "share": 1}]}, "spec.workloads[0].name", id="class name"),
+    pytest.param({"planning__mode": "Sometimes"}, '"Auto", "Aggregated"', id="mode lists the modes"),
+    pytest.param({"router__replicas": 2}, "spec.router.replicas", id="more routers than supported"),
+    pytest.param({"gpus__bugdet": 2}, 'unknown field "spec.gpus.bugdet"', id="misspelt field"),
+    pytest.param({"workloads": [WORKLOAD, WORKLOAD]}, "Duplicate value", id="class twice"),
+]
+
+
+def apply(cluster: Cluster, manifest: Manifest) -> str:
+    return cluster.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def installed(cluster: Cluster) -> Iterator[None]:
+    """The CRD, and one pool that updates are tried on."""
+    cluster.kubectl("apply", "--server-side", "-f", "-", input=crdgen.render())
+    cluster.kubectl("wait", "--for=condition=Established", "crd/rolloutpools.rolloutpool.dev", "--timeout=20s")
+    apply(cluster, pool_manifest("immutable"))
+    yield
+    cluster.kubectl("delete", "rolloutpool", "--all", "-n", "default")
+
+
+def test_every_rule_has_a_case() -> None:
+    covered = {case.values[0] for case in (*REFUSED_ON_CREATE, *REFUSED_ON_UPDATE)}
+    assert covered == set(ALL_RULES)
+
+
+@pytest.mark.parametrize(("message", "manifest"), [*REFUSED_ON_CREATE, *REFUSED_ON_UPDATE])
+def test_refused(cluster: Cluster, message: str, manifest: Manifest) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        apply(cluster, manifest)
+    assert message in str(caught.value)
+
+
+@pytest.mark.parametrize(("changes", "text"), REFUSED_BY_SCHEMA)
+def test_refused_by_schema(cluster: Cluster, changes: dict[str, Any], text: str) -> None:
+    with pytest.raises(RuntimeError) as caught:
+        cluster.kubectl("create", "--validate=strict", "-f", "-", input=json.dumps(pool_manifest("bad", **changes)))
+    assert text in str(caught.value)
+
+
+def test_defaults_are_filled_in(cluster: Cluster) -> None:
+    stored = json.loads(cluster.kubectl("get", "rp", "immutable", "-o", "json"))["spec"]
+    expected = crdgen.RolloutPoolSpec.model_validate(pool_manifest("immutable")["spec"])
+    assert crdgen.RolloutPoolSpec.model_validate(stored) == expected
+    assert stored["admission"] == expected.admission.to_wire()
+
+
+def test_status_is_a_subresource_and_columns_show_it(cluster: Cluster) -> None:
+    status = {
+        "conditions": [
+            {
+                "type": "Ready",
+                "status": "False",
+                "reason": "EnginesStarting",
+                "message": "1 of 2",
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
+        ],
+        "summary": {"prefill": "1/1", "decode": "1/2", "gpus": "3/4", "drift": "0.7pp"},
+    }
+    patch = json.dumps({"status": status})
+    cluster.kubectl("patch", "rp", "immutable", "--subresource=status", "--type=merge", "-p", patch)
+    header, row = cluster.kubectl("get", "rolloutpool", "immutable").splitlines()
+    assert header.split() == ["NAME", "READY", "REASON", "PREFILL", "DECODE", "GPUS", "DRIFT", "AGE"]
+    assert row.split()[:7] == ["immutable", "False", "EnginesStarting", "1/1", "1/2", "3/4", "0.7pp"]
+    assert "immutable" in cluster.kubectl("get", "all")
+
+
+def test_explain_names_units(cluster: Cluster) -> None:
+    assert "in milliseconds" in cluster.kubectl("explain", "rolloutpool.spec.slo.ttftMilliseconds")
+
+
+def test_the_fullest_status_fits(cluster: Cluster) -> None:
+    """256 engines and 16 classes are stored, and stay under 200 KB."""
+    classes = [{"name": f"class-{i}", "cap": 1000, "active": 1000, "blocks": 100000} for i in range(16)]
+    engine = {"capacityBlocks": 100000, "protectedBlocks": 95000, "pressure": 0, "classes": classes[:3]}
+    engines = [{"name": f"pool-decode-tp8-{i}", **copy.deepcopy(engine)} for i in range(256)]
+    status = {
+        "admission": {
+            "revision": 1,
+            "policy": "MISA-T",
+            "computedAt": "2026-01-01T00:00:00Z",
+            "engines": engines,
+        }
+    }
+    cluster.kubectl(
+        "patch", "rp", "immutable", "--subresource=status", "--type=merge", "-p", json.dumps({"status": status})
+    )
+    stored = cluster.kubectl("get", "rp", "immutable", "-o", "json")
+    assert len(json.loads(stored)["status"]["admission"]["engines"]) == 256
+    assert len(json.dumps(json.loads(stored))) < 200_000
