@@ -1,6 +1,7 @@
 """The CEL rules of the CRD: what the API server refuses, and what it says to do instead.
 
-Each entry is (expression, message). The expression speaks of the object that the rule is attached to.
+Each entry is (expression, message). The expression speaks of the object that the rule is attached to; a rule on an
+object that has a default may not rely on fields that have one, since the API server checks the bare default too.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ MODEL: Rules = (
 
 ENGINE: Rules = (
     (
-        f"self.extraArgs.all(a, ![{_FLAGS}].exists(f, a == f || a.startsWith(f + '=')))",
+        f"!has(self.extraArgs) || self.extraArgs.all(a, ![{_FLAGS}].exists(f, a == f || a.startsWith(f + '=')))",
         "spec.engine.extraArgs may not set what the operator sets from the spec: " + " ".join(OPERATOR_FLAGS),
     ),
 )
@@ -111,7 +112,7 @@ PROFILE: Rules = (
 
 PLANNING: Rules = (
     (
-        "(self.mode == 'Manual') == has(self.replicas)",
+        "(has(self.mode) && self.mode == 'Manual') == has(self.replicas)",
         "spec.planning.replicas is for planning mode Manual, and Manual needs it: set both or neither",
     ),
 )
