@@ -42,6 +42,8 @@ def test_every_package_says_what_must_not_be_done_in_it() -> None:
     silent = [
         str(path.relative_to(ROOT))
         for path in python_files()
-        if path.name == "__init__.py" and "must not" not in path.read_text() and "No I/O" not in path.read_text()
+        if path.name == "__init__.py"
+        and "must not" not in path.read_text()
+        and "No I/O" not in path.read_text()
     ]
     assert silent == []

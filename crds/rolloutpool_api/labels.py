@@ -37,8 +37,8 @@ GPU_PRODUCT = "nvidia.com/gpu.product"
 """Node label (NVIDIA GPU feature discovery) with the GPU's product name."""
 
 MAX_POOL_NAME = 31
-"""Longest pool name. A StatefulSet labels its pods with its name and an 11-character hash, so a set's name may
-have 52 of a label's 63 characters, and the longest group (-aggregated-tp64-pp64) takes 21 of those."""
+"""Longest pool name. A StatefulSet labels its pods with its name and an 11-character hash, so its name has
+52 of a label's 63 characters at most, and the longest group (-aggregated-tp64-pp64) takes 21 of those."""
 
 
 def child_labels(pool: str, component: str) -> dict[str, str]:

@@ -17,8 +17,15 @@ def condition(status: str, reason: str = "R", time: str = "") -> Condition:
     ("old", "new", "expected"),
     [
         pytest.param((), condition("True"), NOW, id="first time"),
-        pytest.param((condition("True", time=THEN),), condition("True"), THEN, id="same status keeps its time"),
-        pytest.param((condition("True", "A", THEN),), condition("True", "B"), THEN, id="another reason is no transition"),
+        pytest.param(
+            (condition("True", time=THEN),), condition("True"), THEN, id="same status keeps its time"
+        ),
+        pytest.param(
+            (condition("True", "A", THEN),),
+            condition("True", "B"),
+            THEN,
+            id="another reason is no transition",
+        ),
         pytest.param((condition("False", time=THEN),), condition("True"), NOW, id="flip"),
         pytest.param((condition("True"),), condition("True"), NOW, id="old one without a time"),
     ],

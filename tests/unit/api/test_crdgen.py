@@ -55,7 +55,9 @@ def test_it_is_structural(root: Schema) -> None:
 
 def test_every_list_is_bounded(root: Schema) -> None:
     """The API server refuses CEL rules over unbounded lists, and the status must stay small."""
-    unbounded = [path for path, schema in schemas(root) if schema["type"] == "array" and "maxItems" not in schema]
+    unbounded = [
+        path for path, schema in schemas(root) if schema["type"] == "array" and "maxItems" not in schema
+    ]
     assert unbounded == []
 
 
@@ -76,7 +78,11 @@ def test_units_are_named(root: Schema) -> None:
     ("given", "expected"),
     [
         pytest.param(
-            {"$ref": "#/$defs/A", "description": "outer", "$defs": {"A": {"type": "integer", "description": "inner"}}},
+            {
+                "$ref": "#/$defs/A",
+                "description": "outer",
+                "$defs": {"A": {"type": "integer", "description": "inner"}},
+            },
             {"type": "integer", "description": "outer"},
             id="reference in place, outer text wins",
         ),

@@ -3,9 +3,9 @@
 from typing import Any
 
 import pytest
-from rolloutpool_testkit.manifests import pool_manifest
 
 from rolloutpool_api.v1alpha1 import InvalidPool, RolloutPool, parse_pool
+from rolloutpool_testkit.manifests import pool_manifest
 
 
 def test_defaults() -> None:
@@ -17,13 +17,19 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        pytest.param({"workloads": [{"name": "a", "share": 0.5}]}, "sum to 0.500", id="shares do not sum to one"),
         pytest.param(
-            {"workloads": [{"name": "a", "share": 0.5}, {"name": "a", "share": 0.5}]}, "unique", id="name twice"
+            {"workloads": [{"name": "a", "share": 0.5}]}, "sum to 0.500", id="shares do not sum to one"
+        ),
+        pytest.param(
+            {"workloads": [{"name": "a", "share": 0.5}, {"name": "a", "share": 0.5}]},
+            "unique",
+            id="name twice",
         ),
         pytest.param({"gpus__budget": 0}, "spec.gpus.budget", id="no budget"),
         pytest.param({"gpus__bugdet": 4}, "spec.gpus.bugdet", id="misspelt field"),
-        pytest.param({"planning__mode": "Sometimes"}, "'Auto', 'Aggregated'", id="unknown mode lists the modes"),
+        pytest.param(
+            {"planning__mode": "Sometimes"}, "'Auto', 'Aggregated'", id="unknown mode lists the modes"
+        ),
         pytest.param({"model": None}, "spec.model: Field required", id="no model"),
     ],
 )

@@ -1,0 +1,7 @@
+"""Entry point of `python3 -m rolloutpool_sim.emulator`."""
+
+import sys
+
+from rolloutpool_sim.emulator.server import main
+
+sys.exit(main())
