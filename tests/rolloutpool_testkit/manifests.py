@@ -13,7 +13,7 @@ def pool_manifest(name: str = "pool", **changes: Any) -> Manifest:
 
     Args:
         name: metadata.name.
-        changes: spec fields to replace; a double underscore goes one level down (`gpus__budget=3`), None removes.
+        changes: spec fields to replace; two underscores go one level down (`gpus__budget=3`), None removes.
     """
     manifest: Manifest = {
         "apiVersion": "rolloutpool.dev/v1alpha1",

@@ -1,0 +1,201 @@
+"""The HTTP server: routes, and what every answer has in common."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from aiohttp import web
+
+from rolloutpool_router import intake
+from rolloutpool_router.answers import error_response, refusal_response
+from rolloutpool_router.core.controller import AdmissionController
+from rolloutpool_router.core.identity import SESSION_HEADERS
+from rolloutpool_router.core.outcomes import Outcome, Refusal
+from rolloutpool_router.feed import PoolFeed
+from rolloutpool_router.gate import Clock, Gate
+from rolloutpool_router.generation import Generations
+from rolloutpool_router.metrics import NO_CLASS, Metrics, StateCollector
+from rolloutpool_router.proxy import EngineLost, Unreachable, Upstream
+from rolloutpool_router.snapshot import take_snapshot
+
+log = logging.getLogger(__name__)
+
+MODELS_TIMEOUT_SECONDS = 5.0
+SHUTTING_DOWN = Refusal(Outcome.SHUTTING_DOWN, "this router is shutting down: send the request again")
+
+
+@dataclass
+class Router:
+    """The parts of a running router."""
+
+    name: str
+    gate: Gate
+    feed: PoolFeed
+    upstream: Upstream
+    metrics: Metrics
+    generations: Generations
+    clock: Clock
+    draining: bool = False
+    """True: no new request is taken."""
+    open_requests: int = 0
+    """Generations that were taken and have not ended, waiting ones too."""
+    quiet: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when draining and the last open request has ended."""
+
+    def opened(self) -> None:
+        """A generation was taken."""
+        self.open_requests += 1
+
+    def closed(self) -> None:
+        """A generation ended."""
+        self.open_requests -= 1
+        self.settle()
+
+    def settle(self) -> None:
+        """Say so when draining is done."""
+        if self.draining and self.open_requests == 0:
+            self.quiet.set()
+
+
+ROUTER = web.AppKey("router", Router)
+
+
+def build_router(name: str, *, clock: Clock = time.monotonic, rng: Random | None = None) -> Router:
+    """Wire the parts; needs a running event loop."""
+    rng = rng or Random()
+    controller = AdmissionController(rng)
+    gate = Gate(controller, clock)
+    feed = PoolFeed(gate, clock)
+    metrics = Metrics()
+    metrics.registry.register(
+        StateCollector(controller, clock, lambda: feed.ignored, lambda: feed.age_seconds)
+    )
+    upstream = Upstream()
+    generations = Generations(gate=gate, upstream=upstream, metrics=metrics, clock=clock, rng=rng)
+    return Router(name, gate, feed, upstream, metrics, generations, clock)
+
+
+def build_app(router: Router) -> web.Application:
+    """The aiohttp application of a router."""
+    app = web.Application(middlewares=[_errors], client_max_size=intake.MAX_BODY_BYTES)
+    app[ROUTER] = router
+    app.add_routes(
+        [
+            web.post("/v1/chat/completions", _generate),
+            web.post("/v1/completions", _generate),
+            web.get("/v1/models", _models),
+            web.post("/finish_session", _finish_session),
+            web.get("/health", _health),
+            web.get("/readyz", _readyz),
+            web.get("/metrics", _metrics),
+            web.get("/admission/snapshot", _snapshot),
+        ]
+    )
+    return app
+
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+@web.middleware
+async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Errors of routing and faults of the router, in the format of the others."""
+    try:
+        return await handler(request)
+    except web.HTTPException as error:
+        hint = f"{request.method} {request.path}: {error.reason}"
+        return error_response(
+            error.status, message=hint, error_type="invalid_request_error", code="http_error"
+        )
+    except Exception:
+        log.exception("%s %s failed", request.method, request.path)
+        return refusal_response(Refusal(Outcome.INTERNAL, "the router failed; its log has the traceback"))
+
+
+async def _generate(request: web.Request) -> web.StreamResponse:
+    router = request.app[ROUTER]
+    class_name, outcome = NO_CLASS, Outcome.CLIENT_GONE
+    router.opened()
+    try:
+        if router.draining:
+            outcome = Outcome.SHUTTING_DOWN
+            return refusal_response(SHUTTING_DOWN, {"Connection": "close"})
+        taken = await intake.read_intake(request, router.gate.controller)
+        if isinstance(taken, Refusal):
+            outcome = taken.outcome
+            return refusal_response(taken)
+        class_name = taken.arrival.class_name
+        response, outcome = await router.generations.serve(request, taken)
+        return response
+    except Exception:
+        outcome = Outcome.INTERNAL
+        raise
+    finally:
+        router.closed()
+        router.metrics.ended(class_name, outcome)
+
+
+async def _models(request: web.Request) -> web.StreamResponse:
+    """An engine's own list, which has its context length; the names of the spec while no engine answers."""
+    router = request.app[ROUTER]
+    view = router.gate.controller.view
+    for engine in router.gate.controller.fleet.homes(router.clock()):
+        try:
+            async with router.upstream.get(
+                f"{engine.url}/v1/models", timeout=MODELS_TIMEOUT_SECONDS
+            ) as answer:
+                body = await answer.read()
+                return web.Response(status=answer.status, body=body, content_type=answer.content_type)
+        except (Unreachable, EngineLost):
+            continue
+    if view is None:
+        return refusal_response(Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet"))
+    names = [{"id": name, "object": "model", "owned_by": "rolloutpool"} for name in view.models]
+    return web.json_response({"object": "list", "data": names})
+
+
+async def _finish_session(request: web.Request) -> web.Response:
+    """End a session: named in the query, a session header, or the JSON body. Always 200."""
+    named = request.query.get("session_id") or next(
+        (request.headers[name] for name in SESSION_HEADERS if name in request.headers), None
+    )
+    if named is None:
+        body = intake.parse_body(await request.read() or b"{}")
+        named = body.get("session_id") if isinstance(body, dict) else None
+    finished = request.app[ROUTER].gate.finish(named) if isinstance(named, str) else False
+    return web.json_response({"finished": finished})
+
+
+async def _health(_: web.Request) -> web.Response:
+    return web.json_response({"status": "ok"})
+
+
+async def _readyz(request: web.Request) -> web.Response:
+    router = request.app[ROUTER]
+    if router.draining:
+        return refusal_response(SHUTTING_DOWN)
+    if router.gate.controller.view is None:
+        return refusal_response(Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet"))
+    return web.json_response({"status": "ready"})
+
+
+async def _metrics(request: web.Request) -> web.Response:
+    text = request.app[ROUTER].metrics.text()
+    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
+
+
+async def _snapshot(request: web.Request) -> web.Response:
+    router = request.app[ROUTER]
+    snapshot = take_snapshot(
+        router.gate.controller,
+        router=router.name,
+        now=router.clock(),
+        taken_at=time.time(),
+        ignored_statuses=router.feed.ignored,
+    )
+    return web.json_response(snapshot.to_wire())

@@ -1,0 +1,206 @@
+"""What the router knows of its pool, as one frozen value made from the object, and which objects it accepts.
+
+The object's status is the channel through which the operator sets the caps. A status is applied only if its
+`admission.revision` is newer than the one in force; an object that is older, or that cannot be read, changes
+nothing, so the last good caps stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rolloutpool_api.planning import Role
+from rolloutpool_api.serving import AdmissionPolicy
+from rolloutpool_api.spec import RolloutPoolSpec
+from rolloutpool_api.status import AdmissionStatus
+from rolloutpool_api.v1alpha1 import RolloutPool
+from rolloutpool_api.workloads import WorkloadSpec
+from rolloutpool_router.core.caps import CapInputs, ClassDemand, compute_caps, protected_blocks
+from rolloutpool_router.core.demand import SessionCost, prior_costs
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine of the pool."""
+
+    name: str
+    role: Role
+    url: str
+    """Base URL, without a path."""
+    ready: bool
+    """Whether the operator saw it serve."""
+    revision: str
+    """Revision of its group: prefill and decode pair only within one."""
+    capacity_blocks: int = 0
+    """KV blocks that it has; 0 while unknown."""
+    protected_blocks: int = 0
+    """KV blocks that admitted sessions may fill; 0 while unknown."""
+    caps: Mapping[str, int] = field(default_factory=dict)
+    """Sessions that may be resident, by class."""
+
+    @property
+    def holds_sessions(self) -> bool:
+        """Whether sessions stay here: prefill engines only pass through."""
+        return self.role is not Role.PREFILL
+
+
+@dataclass(frozen=True)
+class PoolView:
+    """The pool as last accepted."""
+
+    name: str
+    uid: str
+    generation: int
+    spec: RolloutPoolSpec
+    workloads: Mapping[str, WorkloadSpec]
+    """Classes of the spec, by name."""
+    models: tuple[str, ...]
+    """Model names that requests may ask for: the served one, then adapters named in match rules."""
+    engines: Mapping[str, Engine]
+    """Engines listed in status.endpoints, by name."""
+    admission: AdmissionStatus | None
+    """The caps in force as the operator wrote them; None before the first."""
+    costs: Mapping[str, SessionCost]
+    """Expected footprint (blocks) and residency (seconds) of a session, by class."""
+
+    @property
+    def revision(self) -> int:
+        """status.admission.revision in force, 0 while none is."""
+        return self.admission.revision if self.admission is not None else 0
+
+    @property
+    def class_blind(self) -> bool:
+        """Whether each cap bounds the sessions of all classes together."""
+        return self.policy is AdmissionPolicy.SESSION
+
+    @property
+    def policy(self) -> AdmissionPolicy:
+        """The policy that the caps in force came from."""
+        return self.admission.policy if self.admission is not None else self.spec.admission.policy
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """The target mixture: share by class."""
+        return {name: workload.share for name, workload in self.workloads.items()}
+
+    @property
+    def idle_seconds(self) -> dict[str, float]:
+        """Seconds without a request after which a session has ended, by class."""
+        return {name: workload.idle_seconds() for name, workload in self.workloads.items()}
+
+
+@dataclass(frozen=True)
+class Ignored:
+    """An object that changed nothing."""
+
+    reason: str
+
+
+def accept(
+    old: PoolView | None, pool: RolloutPool, capacities: Mapping[str, int] | None = None
+) -> PoolView | Ignored:
+    """The view after an object was read.
+
+    Args:
+        old: the view so far.
+        pool: the object as read now.
+        capacities: KV blocks by engine, where known from the engines themselves; used until a status says.
+    """
+    known = capacities or {}
+    if old is None or old.uid != pool.metadata.uid:
+        return build_view(pool, pool.status.admission, known)
+    if pool.metadata.generation < old.generation:
+        return Ignored(f"generation {pool.metadata.generation} is older than {old.generation}")
+    new_spec = pool.metadata.generation > old.generation
+    admission = pool.status.admission
+    if admission is not None and admission.revision < old.revision and not new_spec:
+        return Ignored(f"admission.revision {admission.revision} is older than {old.revision}")
+    if admission is None or admission.revision == old.revision:
+        admission = old.admission or admission
+    return build_view(pool, admission, known)
+
+
+def build_view(
+    pool: RolloutPool, admission: AdmissionStatus | None, capacities: Mapping[str, int]
+) -> PoolView:
+    """The view of an object with these caps; engines and classes that they leave out get caps from priors."""
+    spec = pool.spec
+    workloads = {workload.name: workload for workload in spec.workloads}
+    costs = _costs(spec, workloads, admission)
+    adapters = (model for workload in spec.workloads for model in workload.match.models)
+    return PoolView(
+        name=pool.metadata.name,
+        uid=pool.metadata.uid,
+        generation=pool.metadata.generation,
+        spec=spec,
+        workloads=workloads,
+        models=tuple(dict.fromkeys((spec.model.name, *adapters))),
+        engines=_engines(pool, admission, capacities, workloads, costs),
+        admission=admission,
+        costs=costs,
+    )
+
+
+def _costs(
+    spec: RolloutPoolSpec, workloads: Mapping[str, WorkloadSpec], admission: AdmissionStatus | None
+) -> dict[str, SessionCost]:
+    costs = prior_costs(workloads, block_size=spec.engine.block_size, slo=spec.slo)
+    for known in admission.classes if admission is not None else ():
+        if known.name in costs and known.footprint_blocks > 0:
+            residency = known.residency_seconds or costs[known.name].residency_seconds
+            costs[known.name] = SessionCost(known.footprint_blocks, residency)
+    return costs
+
+
+def _engines(
+    pool: RolloutPool,
+    admission: AdmissionStatus | None,
+    capacities: Mapping[str, int],
+    workloads: Mapping[str, WorkloadSpec],
+    costs: Mapping[str, SessionCost],
+) -> dict[str, Engine]:
+    told = {engine.name: engine for engine in admission.engines} if admission is not None else {}
+    engines = {}
+    for endpoint in pool.status.endpoints.admin:
+        status = told.get(endpoint.name)
+        capacity = status.capacity_blocks if status is not None else capacities.get(endpoint.name, 0)
+        caps = bootstrap_caps(pool.spec, capacity, workloads, costs)
+        if status is not None:
+            caps |= {entry.name: entry.cap for entry in status.classes}
+        engines[endpoint.name] = Engine(
+            name=endpoint.name,
+            role=endpoint.role,
+            url=endpoint.url.rstrip("/"),
+            ready=endpoint.ready,
+            revision=endpoint.revision,
+            capacity_blocks=capacity,
+            protected_blocks=status.protected_blocks
+            if status is not None
+            else protected_blocks(capacity, pool.spec.admission.safety),
+            caps=caps,
+        )
+    return engines
+
+
+def bootstrap_caps(
+    spec: RolloutPoolSpec,
+    capacity_blocks: int,
+    workloads: Mapping[str, WorkloadSpec],
+    costs: Mapping[str, SessionCost],
+) -> dict[str, int]:
+    """Caps of an engine that no status speaks of yet, from priors; the floors while its size is unknown."""
+    if capacity_blocks <= 0:
+        return dict.fromkeys(workloads, spec.admission.floor)
+    demands = tuple(
+        ClassDemand(
+            name=name,
+            share=workload.share,
+            sessions=0.0,
+            footprint_blocks=costs[name].footprint_blocks,
+            residency_seconds=costs[name].residency_seconds,
+        )
+        for name, workload in workloads.items()
+    )
+    inputs = CapInputs(capacity_blocks, spec.admission.safety, spec.admission.floor, demands)
+    return dict(compute_caps(spec.admission.policy, inputs).caps)

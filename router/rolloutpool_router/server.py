@@ -1,0 +1,81 @@
+"""Runs a router: listener, watchers, timers, and an orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from rolloutpool_router.app import SHUTTING_DOWN, Router, build_app
+from rolloutpool_router.engine_sizes import watch_sizes
+
+log = logging.getLogger(__name__)
+
+TICK_SECONDS = 0.25
+"""How often idle sessions are looked for: how late one may expire."""
+CUT_SECONDS = 0.5
+"""How long cancelled requests may take to clean up at the end."""
+
+
+@asynccontextmanager
+async def serving(
+    router: Router, watch: Coroutine[Any, Any, None], *, host: str, port: int, grace_seconds: float
+) -> AsyncIterator[int]:
+    """Serve within the block; yields the port. At its end, requests in flight may take `grace_seconds` more.
+
+    Args:
+        router: what to serve.
+        watch: reads the pool's object, for ever.
+        host: address to listen on.
+        port: port to listen on; 0: any free one.
+        grace_seconds: how long requests may go on after the end of the block.
+    """
+    runner = web.AppRunner(
+        build_app(router), handler_cancellation=True, access_log=None, shutdown_timeout=CUT_SECONDS
+    )
+    await runner.setup()
+    site = web.TCPSite(runner, host, port)
+    await site.start()
+    background = (watch, _tick(router), watch_sizes(router.feed, router.upstream))
+    tasks = [asyncio.create_task(_supervised(work)) for work in background]
+    try:
+        yield runner.addresses[0][1]
+    finally:
+        await _drain(router, site, grace_seconds)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await runner.cleanup()
+        await router.upstream.close()
+
+
+async def _tick(router: Router) -> None:
+    while True:
+        await asyncio.sleep(TICK_SECONDS)
+        router.gate.tick()
+
+
+async def _supervised(work: Coroutine[Any, Any, None]) -> None:
+    """Report a background task that fails: the router goes on serving without it, so somebody must know."""
+    try:
+        await work
+    except Exception:
+        log.exception("a background task failed; restart the router")
+
+
+async def _drain(router: Router, site: web.BaseSite, grace_seconds: float) -> None:
+    """Take no more requests; those there go on for a while, then who still waits is refused."""
+    router.draining = True
+    router.settle()
+    await site.stop()
+    log.info("draining: %d requests are open, %d of them wait", router.open_requests, router.gate.waiting)
+    try:
+        async with asyncio.timeout(grace_seconds):
+            await router.quiet.wait()
+    except TimeoutError:
+        log.warning("the grace period is over: %d open requests end now", router.open_requests)
+    router.gate.refuse_all(SHUTTING_DOWN)

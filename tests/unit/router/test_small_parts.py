@@ -1,0 +1,120 @@
+"""Mixture, passive health, outcomes, and reading token counts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rolloutpool_router.core.health import HEALTHY, MAX_BACKOFF_SECONDS, EngineHealth
+from rolloutpool_router.core.mixture import ConsumedRing, debts, drift_percentage_points, shares
+from rolloutpool_router.core.outcomes import ERRORS, RETRYABLE, Outcome, Refusal
+from rolloutpool_router.core.sessions import Usage
+from rolloutpool_router.usage import UsageReader
+
+TARGET = {"rlvr": 0.5, "rlhf": 0.3, "agentic": 0.2}
+
+
+def test_the_ring_remembers_its_window() -> None:
+    ring = ConsumedRing(window=3)
+    for name in ["a", "a", "b", "b"]:
+        ring.add(name)
+
+    assert dict(ring.counts) == {"a": 1, "b": 2}
+    ring.resize(1)
+    assert (dict(ring.counts), len(ring)) == ({"b": 1}, 1)
+
+
+@pytest.mark.parametrize(
+    ("consumed", "drift"),
+    [
+        pytest.param({}, 0.0, id="nothing-yet"),
+        pytest.param({"rlvr": 0.5, "rlhf": 0.3, "agentic": 0.2}, 0.0, id="on-target"),
+        pytest.param({"rlvr": 0.6, "rlhf": 0.3, "agentic": 0.1}, 10.0, id="ten-points"),
+        pytest.param({"rlvr": 1.0}, 50.0, id="one-class-alone"),
+        pytest.param({"other": 1.0}, 100.0, id="nothing-in-common"),
+    ],
+)
+def test_drift_is_the_total_variation_in_points(consumed: dict[str, float], drift: float) -> None:
+    assert drift_percentage_points(TARGET, consumed) == pytest.approx(drift)
+
+
+def test_debts_are_samples_behind_and_sum_to_nothing() -> None:
+    owed = debts(TARGET, {"rlvr": 8, "rlhf": 2, "gone": 99})
+
+    assert owed == pytest.approx({"rlvr": -3, "rlhf": 1, "agentic": 2})
+    assert shares({"a": 1, "b": 3}) == {"a": 0.25, "b": 0.75}
+
+
+def test_an_engine_is_out_longer_with_every_error_and_never_for_ever() -> None:
+    health, now, pauses = HEALTHY, 0.0, []
+    for _ in range(8):
+        health = health.failed(now)
+        pauses.append(health.out_until - now)
+        assert not health.healthy(now)
+        now = health.out_until
+        assert health.healthy(now)
+
+    assert pauses == [0.5, 1, 2, 4, 8, MAX_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS, MAX_BACKOFF_SECONDS]
+
+
+def test_errors_of_requests_that_were_under_way_count_once() -> None:
+    health = HEALTHY.failed(10.0)
+
+    assert health.failed(10.1) == health == EngineHealth(1, 10.5)
+
+
+@pytest.mark.parametrize("outcome", [o for o in Outcome if o in ERRORS])
+def test_every_answer_of_the_router_has_a_status(outcome: Outcome) -> None:
+    refusal = Refusal(outcome, "why")
+
+    assert 400 <= refusal.http_status < 600
+    assert refusal.retryable == (outcome in RETRYABLE)
+    assert not refusal.retryable or refusal.http_status >= 429
+
+
+def json_answer(padding: str = "") -> bytes:
+    usage = {"prompt_tokens": 11, "completion_tokens": 7, "prompt_tokens_details": {"cached_tokens": 4}}
+    return json.dumps(
+        {"text": 'say "usage": {"prompt_tokens": 99}' + padding, "usage": usage, "tail": padding}
+    ).encode()
+
+
+def stream(*events: str) -> bytes:
+    return "".join(f"data: {event}\n\n" for event in events).encode()
+
+
+CASES = [
+    pytest.param(json_answer(), Usage(11, 7, 4), id="json"),
+    pytest.param(json_answer("x" * 100_000), Usage(11, 7, 4), id="long-json"),
+    pytest.param(
+        stream('{"a":1,"usage":null}', '{"usage":{"prompt_tokens":3,"completion_tokens":2}}', "[DONE]"),
+        Usage(3, 2),
+        id="stream-with-usage",
+    ),
+    pytest.param(stream("{}", "{}", "{}", "[DONE]"), Usage(25, 3), id="stream-without"),
+    pytest.param(b'{"text": "' + b"x" * 78 + b'"}', Usage(25, 22), id="json-without"),
+    pytest.param(b'{"usage": {"prompt_tokens": "many"}}', Usage(0, 0), id="odd-values"),
+    pytest.param(b'{"usage": {"prompt_tokens": 5', Usage(25, 7), id="cut-off"),
+]
+
+
+@pytest.mark.parametrize(("answer", "usage"), CASES)
+@pytest.mark.parametrize("size", [1, 7, 1_000_000])
+def test_tokens_are_read_from_the_bytes_however_they_are_cut(answer: bytes, usage: Usage, size: int) -> None:
+    reader = UsageReader(b"x" * 100)
+    for start in range(0, len(answer), size):
+        reader.feed(answer[start : start + size])
+
+    assert reader.usage() == usage
+
+
+@given(chunks=st.lists(st.binary(max_size=50), max_size=20))
+def test_no_answer_breaks_the_reader(chunks: list[bytes]) -> None:
+    reader = UsageReader(b"")
+    for chunk in chunks:
+        reader.feed(chunk)
+
+    assert reader.usage().prompt_tokens >= 0
