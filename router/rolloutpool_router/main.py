@@ -8,13 +8,13 @@ import contextlib
 import logging
 import signal
 import socket
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rolloutpool_api.labels import ROUTER_PORT
 from rolloutpool_router.app import Router, build_router
-from rolloutpool_router.server import serving
+from rolloutpool_router.server import Work, serving
 from rolloutpool_router.watch_file import watch_file
 from rolloutpool_router.watch_kubernetes import watch_kubernetes
 
@@ -43,10 +43,10 @@ async def _run(args: argparse.Namespace) -> None:
         await stop.wait()
 
 
-def _watch(args: argparse.Namespace, router: Router) -> Coroutine[Any, Any, None]:
+def _watch(args: argparse.Namespace, router: Router) -> Work:
     if args.pool_file is not None:
-        return watch_file(args.pool_file, router.feed)
-    return watch_kubernetes(args.pool, args.namespace, router.feed)
+        return partial(watch_file, args.pool_file, router.feed)
+    return partial(watch_kubernetes, args.pool, args.namespace, router.feed)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 from aiohttp import web
@@ -15,15 +16,20 @@ from rolloutpool_router.engine_sizes import watch_sizes
 
 log = logging.getLogger(__name__)
 
+Work = Callable[[], Coroutine[Any, Any, None]]
+"""A background task: runs for ever, and can be started again."""
+
 TICK_SECONDS = 0.25
 """How often idle sessions are looked for: how late one may expire."""
+RESTART_SECONDS = 1.0
+"""Pause before a background task that failed starts anew."""
 CUT_SECONDS = 0.5
 """How long cancelled requests may take to clean up at the end."""
 
 
 @asynccontextmanager
 async def serving(
-    router: Router, watch: Coroutine[Any, Any, None], *, host: str, port: int, grace_seconds: float
+    router: Router, watch: Work, *, host: str, port: int, grace_seconds: float
 ) -> AsyncIterator[int]:
     """Serve within the block; yields the port. At its end, requests in flight may take `grace_seconds` more.
 
@@ -40,8 +46,8 @@ async def serving(
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     await site.start()
-    background = (watch, _tick(router), watch_sizes(router.feed, router.upstream))
-    tasks = [asyncio.create_task(_supervised(work)) for work in background]
+    background = (watch, partial(_tick, router), partial(watch_sizes, router.feed, router.upstream))
+    tasks = [asyncio.create_task(keep_running(work)) for work in background]
     try:
         yield runner.addresses[0][1]
     finally:
@@ -59,12 +65,14 @@ async def _tick(router: Router) -> None:
         router.gate.tick()
 
 
-async def _supervised(work: Coroutine[Any, Any, None]) -> None:
-    """Report a background task that fails: the router goes on serving without it, so somebody must know."""
-    try:
-        await work
-    except Exception:
-        log.exception("a background task failed; restart the router")
+async def keep_running(work: Work, *, pause: float = RESTART_SECONDS) -> None:
+    """Run a background task for ever: without it the router would serve on, deaf or full of dead sessions."""
+    while True:
+        try:
+            await work()
+        except Exception:
+            log.exception("a background task failed and starts anew")
+        await asyncio.sleep(pause)
 
 
 async def _drain(router: Router, site: web.BaseSite, grace_seconds: float) -> None:

@@ -9,6 +9,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -212,7 +213,7 @@ async def running_router(
     """Serve the pool within the block, on a free loopback port; ready when it is entered."""
     write_pool(path, pool)
     router = build_router("router-0", rng=Random(seed))
-    watch = watch_file(path, router.feed, period_seconds=FILE_PERIOD_SECONDS)
+    watch = partial(watch_file, path, router.feed, period_seconds=FILE_PERIOD_SECONDS)
     async with serving(router, watch, host=HOST, port=0, grace_seconds=grace_seconds) as port:
         await until(lambda: router.gate.controller.view is not None or router.feed.ignored > 0)
         yield RunningRouter(f"http://{HOST}:{port}", router, path)

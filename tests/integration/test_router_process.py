@@ -135,7 +135,7 @@ async def until_closed(url: str) -> None:
         while True:
             try:
                 _, writer = await asyncio.open_connection(host, int(port))
-            except ConnectionRefusedError:
+            except ConnectionError:  # refused, or reset while the listener closes
                 return
             writer.close()
             await asyncio.sleep(0.01)

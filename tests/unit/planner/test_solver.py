@@ -1,6 +1,6 @@
 from pathlib import Path
 
-import cbcbox  # type: ignore[import-untyped]
+import cbcbox
 import pulp
 import pytest
 
