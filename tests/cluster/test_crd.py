@@ -1,4 +1,4 @@
-"""The CRD on a real API server: every rule refuses, and says what to change; defaults and columns are there."""
+"""The CRD on a real API server: every rule refuses and says what to change; defaults and columns."""
 
 import copy
 import json
@@ -6,10 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from cluster import Cluster
-from rolloutpool_testkit.manifests import Manifest, pool_manifest
 
+from cluster import Cluster
 from rolloutpool_api import cel, crdgen, labels
+from rolloutpool_api.spec import RolloutPoolSpec
+from rolloutpool_testkit.manifests import Manifest, pool_manifest
 
 TP2 = [{"tensorParallel": 2}]
 GROUP = {"role": "aggregated", "tensorParallel": 2, "replicas": 3}
@@ -31,9 +32,14 @@ REFUSED_ON_CREATE = [
     refused(cel.SPEC[5][1], planning__objective="MinimizeGPUs"),
     refused(cel.MODEL[0][1], model__source="pvc://claim-without-path"),
     refused(cel.ENGINE[0][1], engine__extraArgs=["--port=9000"]),
-    refused(cel.ENV[0][1], engine__env=[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}]),
+    refused(
+        cel.ENV[0][1],
+        engine__env=[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
+    ),
     refused(cel.MODEL_CACHE[0][1], engine__modelCache={"claimName": "c", "emptyDir": {}}),
-    refused(cel.TOKEN_PRIOR[0][1], workloads=[{**WORKLOAD, "priors": {"promptTokens": {"p50": 9, "p95": 3}}}]),
+    refused(
+        cel.TOKEN_PRIOR[0][1], workloads=[{**WORKLOAD, "priors": {"promptTokens": {"p50": 9, "p95": 3}}}]
+    ),
     refused(cel.DEMAND[0][1], slo__demand={"requestsPerSecond": 1, "concurrentSessions": 1}),
     refused(cel.PROFILE[0][1], planning__profile={"builtin": "a", "configMapRef": {"name": "b"}}),
     refused(cel.PLANNING[0][1], planning__mode="Manual"),
@@ -53,18 +59,20 @@ REFUSED_BY_SCHEMA = [
 ]
 
 
-def apply(cluster: Cluster, manifest: Manifest) -> str:
-    return cluster.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
+def apply(control_plane: Cluster, manifest: Manifest) -> str:
+    return control_plane.kubectl("apply", "--server-side", "-f", "-", input=json.dumps(manifest))
 
 
 @pytest.fixture(scope="module", autouse=True)
-def installed(cluster: Cluster) -> Iterator[None]:
+def installed(control_plane: Cluster) -> Iterator[None]:
     """The CRD, and one pool that updates are tried on."""
-    cluster.kubectl("apply", "--server-side", "-f", "-", input=crdgen.render())
-    cluster.kubectl("wait", "--for=condition=Established", "crd/rolloutpools.rolloutpool.dev", "--timeout=20s")
-    apply(cluster, pool_manifest("immutable"))
+    control_plane.kubectl("apply", "--server-side", "-f", "-", input=crdgen.render())
+    control_plane.kubectl(
+        "wait", "--for=condition=Established", "crd/rolloutpools.rolloutpool.dev", "--timeout=20s"
+    )
+    apply(control_plane, pool_manifest("immutable"))
     yield
-    cluster.kubectl("delete", "rolloutpool", "--all", "-n", "default")
+    control_plane.kubectl("delete", "rolloutpool", "--all", "-n", "default")
 
 
 def messages(schema: Any) -> Iterator[str]:
@@ -82,27 +90,29 @@ def test_every_rule_has_a_case() -> None:
 
 
 @pytest.mark.parametrize(("message", "manifest"), [*REFUSED_ON_CREATE, *REFUSED_ON_UPDATE])
-def test_refused(cluster: Cluster, message: str, manifest: Manifest) -> None:
+def test_refused(control_plane: Cluster, message: str, manifest: Manifest) -> None:
     with pytest.raises(RuntimeError) as caught:
-        apply(cluster, manifest)
+        apply(control_plane, manifest)
     assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(("changes", "text"), REFUSED_BY_SCHEMA)
-def test_refused_by_schema(cluster: Cluster, changes: dict[str, Any], text: str) -> None:
+def test_refused_by_schema(control_plane: Cluster, changes: dict[str, Any], text: str) -> None:
     with pytest.raises(RuntimeError) as caught:
-        cluster.kubectl("create", "--validate=strict", "-f", "-", input=json.dumps(pool_manifest("bad", **changes)))
+        control_plane.kubectl(
+            "create", "--validate=strict", "-f", "-", input=json.dumps(pool_manifest("bad", **changes))
+        )
     assert text in str(caught.value)
 
 
-def test_defaults_are_filled_in(cluster: Cluster) -> None:
-    stored = json.loads(cluster.kubectl("get", "rp", "immutable", "-o", "json"))["spec"]
-    expected = crdgen.RolloutPoolSpec.model_validate(pool_manifest("immutable")["spec"])
-    assert crdgen.RolloutPoolSpec.model_validate(stored) == expected
+def test_defaults_are_filled_in(control_plane: Cluster) -> None:
+    stored = json.loads(control_plane.kubectl("get", "rp", "immutable", "-o", "json"))["spec"]
+    expected = RolloutPoolSpec.model_validate(pool_manifest("immutable")["spec"])
+    assert RolloutPoolSpec.model_validate(stored) == expected
     assert stored["admission"] == expected.admission.to_wire()
 
 
-def test_status_is_a_subresource_and_columns_show_it(cluster: Cluster) -> None:
+def test_status_is_a_subresource_and_columns_show_it(control_plane: Cluster) -> None:
     status = {
         "conditions": [
             {
@@ -116,18 +126,18 @@ def test_status_is_a_subresource_and_columns_show_it(cluster: Cluster) -> None:
         "summary": {"prefill": "1/1", "decode": "1/2", "gpus": "3/4", "drift": "0.7pp"},
     }
     patch = json.dumps({"status": status})
-    cluster.kubectl("patch", "rp", "immutable", "--subresource=status", "--type=merge", "-p", patch)
-    header, row = cluster.kubectl("get", "rolloutpool", "immutable").splitlines()
+    control_plane.kubectl("patch", "rp", "immutable", "--subresource=status", "--type=merge", "-p", patch)
+    header, row = control_plane.kubectl("get", "rolloutpool", "immutable").splitlines()
     assert header.split() == ["NAME", "READY", "REASON", "PREFILL", "DECODE", "GPUS", "DRIFT", "AGE"]
     assert row.split()[:7] == ["immutable", "False", "EnginesStarting", "1/1", "1/2", "3/4", "0.7pp"]
-    assert "immutable" in cluster.kubectl("get", "all")
+    assert "immutable" in control_plane.kubectl("get", "all")
 
 
-def test_explain_names_units(cluster: Cluster) -> None:
-    assert "in milliseconds" in cluster.kubectl("explain", "rolloutpool.spec.slo.ttftMilliseconds")
+def test_explain_names_units(control_plane: Cluster) -> None:
+    assert "in milliseconds" in control_plane.kubectl("explain", "rolloutpool.spec.slo.ttftMilliseconds")
 
 
-def test_the_fullest_status_fits(cluster: Cluster) -> None:
+def test_the_fullest_status_fits(control_plane: Cluster) -> None:
     """256 engines and 16 classes are stored, and stay under 200 KB."""
     classes = [{"name": f"class-{i}", "cap": 1000, "active": 1000, "blocks": 100000} for i in range(16)]
     engine = {"capacityBlocks": 100000, "protectedBlocks": 95000, "pressure": 0, "classes": classes[:3]}
@@ -140,9 +150,15 @@ def test_the_fullest_status_fits(cluster: Cluster) -> None:
             "engines": engines,
         }
     }
-    cluster.kubectl(
-        "patch", "rp", "immutable", "--subresource=status", "--type=merge", "-p", json.dumps({"status": status})
+    control_plane.kubectl(
+        "patch",
+        "rp",
+        "immutable",
+        "--subresource=status",
+        "--type=merge",
+        "-p",
+        json.dumps({"status": status}),
     )
-    stored = cluster.kubectl("get", "rp", "immutable", "-o", "json")
+    stored = control_plane.kubectl("get", "rp", "immutable", "-o", "json")
     assert len(json.loads(stored)["status"]["admission"]["engines"]) == 256
     assert len(json.dumps(json.loads(stored))) < 200_000

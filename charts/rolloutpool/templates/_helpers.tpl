@@ -44,7 +44,10 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [get, list, watch]
 - apiGroups: [rolloutpool.dev]
   resources: [rolloutpools/status]
-  verbs: [get, patch, update]
+  verbs: [patch]
+- apiGroups: [rolloutpool.dev]
+  resources: [rolloutpools/finalizers]
+  verbs: [update]
 - apiGroups: [apps]
   resources: [statefulsets, deployments]
   verbs: [get, list, watch, create, patch, delete]
@@ -65,5 +68,14 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
   verbs: [get]
 - apiGroups: [""]
   resources: [events]
-  verbs: [create, patch]
+  verbs: [create]
+{{- end -}}
+
+{{/* Where the heartbeat lives: a namespace that is watched. */}}
+{{- define "rolloutpool.heartbeatNamespace" -}}
+{{- if and .Values.watchNamespaces (not (has .Release.Namespace .Values.watchNamespaces)) -}}
+{{- first .Values.watchNamespaces -}}
+{{- else -}}
+{{- .Release.Namespace -}}
+{{- end -}}
 {{- end -}}
