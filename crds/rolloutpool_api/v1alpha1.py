@@ -46,33 +46,15 @@ class RolloutPool(ApiModel):
 def parse_pool(body: Mapping[str, Any]) -> RolloutPool:
     """Read a RolloutPool from its JSON or YAML form.
 
-    Also checks what CEL rules cannot reach here without an API server: shares and unique names.
+    Checks types and bounds. Rules over several fields are the CRD's (`cel`), which the API server checks.
 
     Raises:
         InvalidPool: with one line per wrong field.
     """
     try:
-        pool = RolloutPool.model_validate(body)
+        return RolloutPool.model_validate(body)
     except ValidationError as error:
         raise InvalidPool("\n".join(_line(item) for item in error.errors())) from None
-    problems = spec_problems(pool.spec)
-    if problems:
-        raise InvalidPool("\n".join(problems))
-    return pool
-
-
-def spec_problems(spec: RolloutPoolSpec) -> tuple[str, ...]:
-    """What the API server's rules would refuse, for specs that did not pass through it; empty if nothing."""
-    problems = []
-    total = sum(workload.share for workload in spec.workloads)
-    if not 0.999 < total < 1.001:
-        problems.append(
-            f"the shares of spec.workloads sum to {total:.3f}, not 1: change spec.workloads[].share"
-        )
-    names = [workload.name for workload in spec.workloads]
-    if len(set(names)) < len(names):
-        problems.append(f"spec.workloads names must be unique, got {', '.join(names)}: rename one")
-    return tuple(problems)
 
 
 def _line(item: Any) -> str:

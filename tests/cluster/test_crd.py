@@ -8,46 +8,11 @@ from typing import Any
 import pytest
 
 from cluster import Cluster
-from rolloutpool_api import cel, crdgen, labels
+from rolloutpool_api import crdgen
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_testkit.manifests import Manifest, pool_manifest
+from rolloutpool_testkit.refusals import REFUSED_ON_CREATE, REFUSED_ON_UPDATE, WORKLOAD
 
-TP2 = [{"tensorParallel": 2}]
-GROUP = {"role": "aggregated", "tensorParallel": 2, "replicas": 3}
-WORKLOAD = {"name": "a", "share": 1}
-
-
-def refused(message: str, name: str = "refused", **changes: Any) -> Any:
-    """One case: the rule's message and a manifest that breaks that rule alone."""
-    return pytest.param(message, pool_manifest(name, **changes), id=message[:60])
-
-
-REFUSED_ON_CREATE = [
-    refused(cel.OBJECT[0][1], name="x" * (labels.MAX_POOL_NAME + 1)),
-    refused(cel.SPEC[0][1], workloads=[{"name": "a", "share": 0.6}, {"name": "b", "share": 0.5}]),
-    refused(cel.SPEC[1][1], gpus__budget=1, planning__allowedParallelism=TP2),
-    refused(cel.SPEC[2][1], gpus__budget=1, planning__mode="Disaggregated"),
-    refused(cel.SPEC[3][1], gpus__budget=3, planning__mode="Disaggregated", planning__allowedParallelism=TP2),
-    refused(cel.SPEC[4][1], planning={"mode": "Manual", "replicas": [GROUP]}),
-    refused(cel.SPEC[5][1], planning__objective="MinimizeGPUs"),
-    refused(cel.MODEL[0][1], model__source="pvc://claim-without-path"),
-    refused(cel.ENGINE[0][1], engine__extraArgs=["--port=9000"]),
-    refused(
-        cel.ENV[0][1],
-        engine__env=[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
-    ),
-    refused(cel.MODEL_CACHE[0][1], engine__modelCache={"claimName": "c", "emptyDir": {}}),
-    refused(
-        cel.TOKEN_PRIOR[0][1], workloads=[{**WORKLOAD, "priors": {"promptTokens": {"p50": 9, "p95": 3}}}]
-    ),
-    refused(cel.DEMAND[0][1], slo__demand={"requestsPerSecond": 1, "concurrentSessions": 1}),
-    refused(cel.PROFILE[0][1], planning__profile={"builtin": "a", "configMapRef": {"name": "b"}}),
-    refused(cel.PLANNING[0][1], planning__mode="Manual"),
-]
-REFUSED_ON_UPDATE = [
-    refused(cel.SPEC[6][1], name="immutable", model__name="other"),
-    refused(cel.SPEC[7][1], name="immutable", gpus__resourceName="amd.com/gpu"),
-]
 REFUSED_BY_SCHEMA = [
     pytest.param({"gpus__budget": 0}, "spec.gpus.budget", id="budget of zero"),
     pytest.param({"workloads": []}, "spec.workloads", id="no workloads"),

@@ -118,11 +118,10 @@ class World:
         cluster.kubectl("wait", "--for=condition=Established", crd, "--timeout=20s")
         cluster.kubectl("create", "namespace", namespace)
 
-        # Room for any plan; no pod runs there.
-        cluster.add_node("giant", gpus=4096)
-
     def close(self) -> None:
-        """Let the namespace go."""
+        """Let the pools go with all that they have, then the namespace."""
+        self.cluster.kubectl("delete", "rolloutpools", "--all", "-n", self.namespace)
+        eventually("pods are gone", lambda: not self.items("statefulsets,deployments,pods"))
         self.cluster.kubectl("delete", "namespace", self.namespace, "--wait=false")
 
     def apply(self, name: str, **changes: Any) -> None:

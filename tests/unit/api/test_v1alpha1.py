@@ -17,14 +17,6 @@ def test_defaults() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        pytest.param(
-            {"workloads": [{"name": "a", "share": 0.5}]}, "sum to 0.500", id="shares do not sum to one"
-        ),
-        pytest.param(
-            {"workloads": [{"name": "a", "share": 0.5}, {"name": "a", "share": 0.5}]},
-            "unique",
-            id="name twice",
-        ),
         pytest.param({"gpus__budget": 0}, "spec.gpus.budget", id="no budget"),
         pytest.param({"gpus__bugdet": 4}, "spec.gpus.bugdet", id="misspelt field"),
         pytest.param(

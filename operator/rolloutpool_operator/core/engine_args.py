@@ -1,0 +1,140 @@
+"""Arguments and environment of one engine: the same for a pod and for a local process."""
+
+from __future__ import annotations
+
+import json
+
+from rolloutpool_api import labels
+from rolloutpool_api.engine import KvConnector
+from rolloutpool_api.planning import Role
+from rolloutpool_api.spec import RolloutPoolSpec
+from rolloutpool_api.status import PlanGroup
+from rolloutpool_operator.core.children import content_hash
+
+VOLUME_SCHEME = "pvc://"
+"""Prefix of a model source that names a volume: pvc://CLAIM/PATH."""
+MODEL_MOUNT = "/models"
+"""Where the claim of a pvc:// source is mounted."""
+SHUTDOWN_MARGIN_SECONDS = 5
+"""The engine stops waiting for its requests this long before its pod is killed."""
+KEEP_ALIVE_SECONDS = 120
+"""The engine keeps idle connections for longer than clients do (90 s), so that none meets a reset."""
+CONNECTORS = {KvConnector.NIXL: "NixlConnector"}
+"""vLLM's names of the KV connectors."""
+
+
+def engine_args(
+    spec: RolloutPoolSpec, group: PlanGroup, *, host: str = "0.0.0.0", port: int = labels.ENGINE_PORT
+) -> tuple[str, ...]:
+    """Arguments after `vllm serve` for an engine of a group; the model comes first, the user's come last."""
+    return (
+        model_argument(spec),
+        *_flag("--served-model-name", spec.model.name),
+        *_flag("--host", host),
+        *_flag("--port", port),
+        *_flag("--tensor-parallel-size", group.tensor_parallel),
+        *_flag("--pipeline-parallel-size", group.pipeline_parallel if group.pipeline_parallel > 1 else None),
+        *_flag("--block-size", spec.engine.block_size),
+        *_model_flags(spec),
+        *_flag("--kv-transfer-config", kv_transfer_config(spec, group.role)),
+        *_flag("--weight-transfer-config", '{"backend":"nccl"}' if spec.engine.rl.enabled else None),
+        *_flag("--shutdown-timeout", shutdown_seconds(spec)),
+        *spec.engine.extra_args,
+    )
+
+
+def engine_env(
+    spec: RolloutPoolSpec,
+    group: PlanGroup,
+    *,
+    model_cache: str,
+    side_channel_host: str | None = None,
+    side_channel_port: int = labels.NIXL_PORT,
+) -> dict[str, str]:
+    """Literal environment variables of an engine; the user's win, those with `valueFrom` are left out.
+
+    Args:
+        spec: the pool's spec.
+        group: the engine's group.
+        model_cache: folder for downloaded weights.
+        side_channel_host: address at which other engines find this one for KV transfer; None where it is
+            known only at run time.
+        side_channel_port: port of the same.
+    """
+    env = {
+        "HF_HOME": model_cache,
+        # Prefix hashes must be equal on all replicas.
+        "PYTHONHASHSEED": "0",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": str(KEEP_ALIVE_SECONDS),
+    }
+    if transfers_kv(group.role):
+        env["VLLM_NIXL_SIDE_CHANNEL_PORT"] = str(side_channel_port)
+        if side_channel_host is not None:
+            env["VLLM_NIXL_SIDE_CHANNEL_HOST"] = side_channel_host
+    if spec.engine.rl.enabled:
+        env["VLLM_SERVER_DEV_MODE"] = "1"
+    return env | {item.name: item.value for item in spec.engine.env if item.value is not None}
+
+
+def engine_revision(spec: RolloutPoolSpec) -> str:
+    """Hash of model and engine: prefill and decode must share it to understand each other's KV."""
+    content = {"model": spec.model.to_wire(), "engine": spec.engine.to_wire()}
+    return content_hash(content)[:10]
+
+
+def transfers_kv(role: Role) -> bool:
+    """Whether engines of this role exchange KV blocks with others."""
+    return role is not Role.AGGREGATED
+
+
+def kv_transfer_config(spec: RolloutPoolSpec, role: Role) -> str | None:
+    """vLLM's --kv-transfer-config for a role; None where nothing is transferred.
+
+    Both sides take kv_both, so that a role is no property of the engine; KV that cannot be loaded is
+    computed anew rather than failing the request.
+    """
+    if not transfers_kv(role):
+        return None
+    config = {
+        "kv_connector": CONNECTORS[spec.engine.kv_transfer.connector],
+        "kv_role": "kv_both",
+        "kv_load_failure_policy": "recompute",
+    }
+    return json.dumps(config, separators=(",", ":"))
+
+
+def model_argument(spec: RolloutPoolSpec) -> str:
+    """What the engine loads: a hub id or a path; a path under `MODEL_MOUNT` for a volume."""
+    source = spec.model.source or spec.model.name
+    if volume := model_volume(spec):
+        return f"{MODEL_MOUNT}/{volume[1]}"
+    return source
+
+
+def model_volume(spec: RolloutPoolSpec) -> tuple[str, str] | None:
+    """Claim and path of a pvc:// model source; None for other sources."""
+    source = spec.model.source or ""
+    if not source.startswith(VOLUME_SCHEME):
+        return None
+    claim, _, path = source.removeprefix(VOLUME_SCHEME).partition("/")
+    return claim, path.strip("/")
+
+
+def shutdown_seconds(spec: RolloutPoolSpec) -> int:
+    """Seconds that a stopping engine waits for its running requests."""
+    return max(1, spec.engine.termination_grace_seconds - SHUTDOWN_MARGIN_SECONDS)
+
+
+def _model_flags(spec: RolloutPoolSpec) -> tuple[str, ...]:
+    model = spec.model
+    return (
+        *_flag("--max-model-len", model.max_model_len),
+        *_flag("--revision", model.revision),
+        *_flag("--tokenizer", model.tokenizer),
+        *_flag("--dtype", model.dtype),
+        *_flag("--quantization", model.quantization),
+    )
+
+
+def _flag(name: str, value: str | int | None) -> tuple[str, ...]:
+    return () if value is None else (name, str(value))

@@ -1,0 +1,138 @@
+"""The router: Deployment, Service, and the right to read its own pool and nothing else."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rolloutpool_api import labels
+from rolloutpool_operator.core.children import Child, sealed
+from rolloutpool_operator.core.manifests import context
+from rolloutpool_operator.core.manifests.context import Context
+
+GRACE_SECONDS = 120
+"""Seconds that a stopping router has to finish the answers that it streams."""
+GRACE_MARGIN_SECONDS = 10
+"""The router ends this long before its pod is killed."""
+
+
+def build_router(ctx: Context) -> tuple[Child, ...]:
+    """Every object of the router, in the order in which they need each other."""
+    return (
+        _service_account(ctx),
+        _role(ctx),
+        _role_binding(ctx),
+        _service(ctx),
+        _deployment(ctx),
+    )
+
+
+def router_url(ctx: Context) -> str:
+    """What trainers use as base URL, without /v1."""
+    return f"http://{labels.router_name(ctx.name)}.{ctx.namespace}.svc:{ctx.spec.router.service.port}"
+
+
+def _child(ctx: Context, api_version: str, kind: str, content: dict[str, Any]) -> Child:
+    name = labels.router_name(ctx.name)
+    head = {"apiVersion": api_version, "kind": kind, "metadata": ctx.metadata(name, labels.ROUTER)}
+    return sealed(kind, name, head | content)
+
+
+def _service_account(ctx: Context) -> Child:
+    return _child(ctx, "v1", "ServiceAccount", {})
+
+
+def _role(ctx: Context) -> Child:
+    rule = {
+        "apiGroups": [labels.GROUP],
+        "resources": [labels.PLURAL],
+        "resourceNames": [ctx.name],
+        "verbs": ["get", "list", "watch"],
+    }
+    return _child(ctx, "rbac.authorization.k8s.io/v1", "Role", {"rules": [rule]})
+
+
+def _role_binding(ctx: Context) -> Child:
+    name = labels.router_name(ctx.name)
+    content = {
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name},
+        "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": ctx.namespace}],
+    }
+    return _child(ctx, "rbac.authorization.k8s.io/v1", "RoleBinding", content)
+
+
+def _service(ctx: Context) -> Child:
+    service = ctx.spec.router.service
+    name = labels.router_name(ctx.name)
+    metadata = ctx.metadata(name, labels.ROUTER)
+    if service.annotations:
+        metadata["annotations"] = dict(service.annotations)
+    body = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": metadata,
+        "spec": {
+            "type": service.type.value,
+            "selector": labels.selector(ctx.name, labels.ROUTER),
+            "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+    return sealed("Service", name, body)
+
+
+def _deployment(ctx: Context) -> Child:
+    selector = labels.selector(ctx.name, labels.ROUTER)
+    template = context.overlaid(_pod_template(ctx), ctx.spec.router.pod_template, selector)
+    content = {
+        "spec": {
+            "replicas": ctx.spec.router.replicas,
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "selector": {"matchLabels": selector},
+            "template": template,
+        }
+    }
+    return _child(ctx, "apps/v1", "Deployment", content)
+
+
+def _pod_template(ctx: Context) -> dict[str, Any]:
+    return {
+        "metadata": {"labels": labels.child_labels(ctx.name, labels.ROUTER)},
+        "spec": {
+            "serviceAccountName": labels.router_name(ctx.name),
+            "enableServiceLinks": False,
+            "terminationGracePeriodSeconds": GRACE_SECONDS,
+            "securityContext": context.pod_security(),
+            "containers": [_container(ctx)],
+            "volumes": [{"name": "tmp", "emptyDir": {}}],
+        },
+    }
+
+
+def _container(ctx: Context) -> dict[str, Any]:
+    router = ctx.spec.router
+    pod_name = {"fieldRef": {"apiVersion": "v1", "fieldPath": "metadata.name"}}
+    return {
+        "name": "router",
+        "image": router.image or ctx.install.router_image,
+        "imagePullPolicy": router.image_pull_policy or ctx.install.router_pull_policy,
+        "command": ["python3", "-m", "rolloutpool_router.main"],
+        "args": _arguments(ctx),
+        "env": [{"name": "POD_NAME", "valueFrom": pod_name}],
+        "ports": [{"name": "http", "containerPort": labels.ROUTER_PORT, "protocol": "TCP"}],
+        "resources": context.resources(router.resources.to_wire()),
+        "securityContext": context.container_security() | {"readOnlyRootFilesystem": True},
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "startupProbe": context.http_probe("/health", period=1, failures=60),
+        "readinessProbe": context.http_probe("/readyz", period=2, failures=3),
+        "livenessProbe": context.http_probe("/health", period=10, failures=3),
+    }
+
+
+def _arguments(ctx: Context) -> list[str]:
+    return [
+        *("--pool", ctx.name),
+        *("--namespace", ctx.namespace),
+        *("--host", "0.0.0.0"),
+        *("--port", str(labels.ROUTER_PORT)),
+        *("--name", "$(POD_NAME)"),
+        *("--grace-seconds", str(GRACE_SECONDS - GRACE_MARGIN_SECONDS)),
+    ]

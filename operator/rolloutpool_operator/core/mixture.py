@@ -1,0 +1,133 @@
+"""What the admission loop says besides caps: mixture, throttling, and what does not work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from rolloutpool_api.conditions import Condition, ConditionStatus, ConditionType
+from rolloutpool_api.snapshot import AdmissionSnapshot
+from rolloutpool_api.spec import RolloutPoolSpec
+from rolloutpool_api.status import AdmissionStatus, ClassShare, MixtureStatus
+from rolloutpool_operator.core import reasons
+from rolloutpool_operator.core.admission import Merged
+from rolloutpool_operator.core.conditions import condition
+from rolloutpool_operator.core.moments import unix_seconds
+from rolloutpool_router.core.mixture import drift_percentage_points
+
+MIN_SAMPLES = 100
+"""Consumed samples below which drift is noise and no condition is made of it (or the window, if smaller)."""
+RELEASE = 0.8
+"""MixtureDrifting ends when drift falls below this part of the tolerance, so that it does not flap."""
+FAILURES = 3
+"""Failed reads in a row that make a router or an engine count as unreachable."""
+STALE_SECONDS = 30.0
+"""How long a router may enforce an older revision than the status holds, in seconds."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """What could not be read, as counted by the loop."""
+
+    routers: tuple[str, ...] = ()
+    """Ready routers whose snapshot failed `FAILURES` times in a row."""
+    engines: tuple[str, ...] = ()
+    """Ready engines whose metrics failed `FAILURES` times in a row."""
+    doubtful: bool = False
+    """A read failed, too few times in a row to count: what was said before stays."""
+
+
+def mixture_status(spec: RolloutPoolSpec, merged: Merged) -> MixtureStatus:
+    """The consumed mixture against the target."""
+    total = merged.consumed
+    target = {workload.name: workload.share for workload in spec.workloads}
+    consumed = {name: merged.classes[name].consumed / total if total else 0.0 for name in target}
+    return MixtureStatus(
+        target=[ClassShare(name=name, percent=round(100 * part, 1)) for name, part in target.items()],
+        consumed=[ClassShare(name=name, percent=round(100 * part, 1)) for name, part in consumed.items()],
+        drift_percentage_points=round(drift_percentage_points(target, consumed), 1) if total else 0.0,
+        window=total,
+    )
+
+
+def informational(
+    spec: RolloutPoolSpec,
+    *,
+    admission: AdmissionStatus | None,
+    mixture: MixtureStatus | None,
+    trouble: Trouble,
+    snapshots: Sequence[AdmissionSnapshot],
+    before: Iterable[Condition],
+    generation: int,
+    now: float,
+) -> tuple[Condition, ...]:
+    """AdmissionThrottled, MixtureDrifting and Degraded: they tell, and do not make the pool unready."""
+    stale = _stale(admission, snapshots, now)
+    found = []
+    if admission:
+        found.append(_throttled(admission, generation))
+    if mixture:
+        found.append(_drifting(spec, mixture, before, generation))
+    degraded = _degraded(trouble, stale, generation)
+    if degraded.status is ConditionStatus.TRUE or not trouble.doubtful:
+        found.append(degraded)
+    return tuple(found)
+
+
+def _throttled(admission: AdmissionStatus, generation: int) -> Condition:
+    waiting = [item for item in admission.classes if item.waiting]
+    if not waiting:
+        return condition(
+            ConditionType.ADMISSION_THROTTLED, False, reasons.NOT_THROTTLED, "no session waits", generation
+        )
+    words = "; ".join(
+        f"{item.name}: {item.waiting} wait (longest {item.oldest_wait_seconds} s), "
+        f"{item.active} of {item.cap} resident"
+        for item in waiting
+    )
+    return condition(ConditionType.ADMISSION_THROTTLED, True, reasons.CAPS_REACHED, words, generation)
+
+
+def _drifting(
+    spec: RolloutPoolSpec, mixture: MixtureStatus, before: Iterable[Condition], generation: int
+) -> Condition:
+    tolerance = spec.mixture.tolerance_percentage_points
+    drifted = any(
+        item.type is ConditionType.MIXTURE_DRIFTING and item.status is ConditionStatus.TRUE for item in before
+    )
+    limit = tolerance * (RELEASE if drifted else 1.0)
+    enough = mixture.window >= min(MIN_SAMPLES, spec.mixture.window_samples)
+    holds = enough and mixture.drift_percentage_points > limit
+    words = (
+        f"drift {mixture.drift_percentage_points:.1f} percentage points over {mixture.window} samples, "
+        f"tolerance {tolerance:g}"
+    )
+    reason = reasons.BEYOND_TOLERANCE if holds else reasons.WITHIN_TOLERANCE
+    return condition(ConditionType.MIXTURE_DRIFTING, holds, reason, words, generation)
+
+
+def _degraded(trouble: Trouble, stale: str, generation: int) -> Condition:
+    kind = ConditionType.DEGRADED
+    if trouble.routers:
+        words = f"no snapshot from router {_names(trouble.routers)}: caps stay as they are"
+        return condition(kind, True, reasons.ROUTER_UNREACHABLE, words, generation)
+    if stale:
+        return condition(kind, True, reasons.STALE_CAPS, stale, generation)
+    if trouble.engines:
+        words = f"no metrics from engine {_names(trouble.engines)}: last known capacity is used"
+        return condition(kind, True, reasons.ENGINE_METRICS_STALE, words, generation)
+    return condition(kind, False, reasons.HEALTHY, "routers and engines report", generation)
+
+
+def _stale(admission: AdmissionStatus | None, snapshots: Iterable[AdmissionSnapshot], now: float) -> str:
+    if admission is None or now - (unix_seconds(admission.computed_at) or now) < STALE_SECONDS:
+        return ""
+    behind = [item for item in snapshots if item.applied_revision < admission.revision]
+    return "; ".join(
+        f"router {item.router} enforces revision {item.applied_revision}, status holds {admission.revision}"
+        for item in behind
+    )
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")

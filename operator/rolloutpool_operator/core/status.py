@@ -1,0 +1,200 @@
+"""The status: the structural part (plan, roles, readiness) and the admission part, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from rolloutpool_api.conditions import Condition, ConditionStatus, ConditionType, with_transition_times
+from rolloutpool_api.planning import Role
+from rolloutpool_api.status import (
+    MAX_ENGINES,
+    AdmissionStatus,
+    Endpoints,
+    EngineEndpoint,
+    MixtureStatus,
+    PlanStatus,
+    RoleStatus,
+    RolloutPoolStatus,
+)
+from rolloutpool_operator.core import reasons
+from rolloutpool_operator.core.choosing import PlanChoice
+from rolloutpool_operator.core.conditions import (
+    Applying,
+    invalid_conditions,
+    planned_engines,
+    planned_replicas,
+    structural_conditions,
+)
+from rolloutpool_operator.core.engine_args import engine_revision
+from rolloutpool_operator.core.merging import merge_patch
+from rolloutpool_operator.core.observed import Observed
+
+INFORMATIONAL = (
+    ConditionType.ADMISSION_THROTTLED,
+    ConditionType.MIXTURE_DRIFTING,
+    ConditionType.DEGRADED,
+)
+"""Conditions of the admission loop; they stay as stored until it has something to say."""
+NOTHING = "-"
+"""What the printer columns show where there is nothing to count."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Structure:
+    """The part of the status that reconciling decides."""
+
+    generation: int
+    phase: str
+    conditions: tuple[Condition, ...]
+    plan: PlanStatus | None
+    roles: tuple[RoleStatus, ...]
+    endpoints: Endpoints
+    counts: tuple[tuple[str, str], ...]
+    """Short texts of the printer columns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdmissionReport:
+    """The part of the status that the admission loop decides."""
+
+    admission: AdmissionStatus | None = None
+    mixture: MixtureStatus | None = None
+    conditions: tuple[Condition, ...] = ()
+
+
+def structure(observed: Observed, choice: PlanChoice, applying: Applying) -> Structure:
+    """The structural status of a pool with a valid spec."""
+    conditions = structural_conditions(observed, choice, applying)
+    return Structure(
+        generation=observed.generation,
+        phase=_phase(observed, choice, conditions),
+        conditions=conditions,
+        plan=choice.plan,
+        roles=_roles(observed, choice),
+        endpoints=_endpoints(observed),
+        counts=_counts(observed, choice),
+    )
+
+
+def invalid_structure(observed: Observed) -> Structure:
+    """The structural status of a pool with an invalid spec: what was said of the running pool stays."""
+    stored = observed.status
+    return Structure(
+        generation=observed.generation,
+        phase="Failed",
+        conditions=invalid_conditions(observed),
+        plan=stored.plan,
+        roles=tuple(stored.roles),
+        endpoints=stored.endpoints,
+        counts=tuple((name, text) for name, text in stored.summary.items() if name != "drift"),
+    )
+
+
+def planning_structure(observed: Observed) -> Structure:
+    """The structural status while the first plan is being made."""
+    message = "the first plan is being made"
+    choice = PlanChoice(plan=None, ready=False, reason=reasons.PLANNING, message=message)
+    return structure(observed, choice, Applying())
+
+
+def compose(
+    part: Structure, report: AdmissionReport, *, stored: RolloutPoolStatus, now: str
+) -> RolloutPoolStatus:
+    """The whole status. Admission stays as stored unless the report's is newer, so revisions never fall."""
+    fresh = _revision(report.admission) > _revision(stored.admission)
+    admission = report.admission if fresh else stored.admission
+    mixture = report.mixture if fresh else stored.mixture
+    drift = f"{mixture.drift_percentage_points:.1f}" if mixture and mixture.window else NOTHING
+    told = {item.type for item in report.conditions}
+    kept = (item for item in stored.conditions if item.type in INFORMATIONAL and item.type not in told)
+    conditions = (*part.conditions, *report.conditions, *kept)
+    return RolloutPoolStatus(
+        observed_generation=part.generation,
+        phase=part.phase,
+        conditions=list(with_transition_times(conditions, stored.conditions, now=now)),
+        plan=part.plan,
+        roles=list(part.roles),
+        admission=admission,
+        mixture=mixture,
+        endpoints=part.endpoints,
+        summary={**dict(part.counts), "drift": drift},
+    )
+
+
+def status_patch(stored: RolloutPoolStatus, new: RolloutPoolStatus) -> dict[str, Any]:
+    """Merge patch of the status, empty if nothing changed."""
+    return merge_patch(stored.to_wire(), new.to_wire())
+
+
+def _revision(admission: AdmissionStatus | None) -> int:
+    return admission.revision if admission else 0
+
+
+def _roles(observed: Observed, choice: PlanChoice) -> tuple[RoleStatus, ...]:
+    if observed.pool is None:
+        return ()
+    revision = engine_revision(observed.pool.spec)
+    found = []
+    for role in (Role.AGGREGATED, Role.PREFILL, Role.DECODE):
+        replicas = planned_replicas(choice, [role])
+        engines = planned_engines(observed, choice, [role])
+        if replicas:
+            found.append(
+                RoleStatus(
+                    name=role,
+                    replicas=replicas,
+                    ready_replicas=sum(engine.ready for engine in engines),
+                    updated_replicas=sum(engine.revision == revision for engine in engines),
+                    revision=revision,
+                )
+            )
+    return tuple(found)
+
+
+def _endpoints(observed: Observed) -> Endpoints:
+    """Every engine that exists or is to come, ready or not, so that its address does not come and go."""
+    admin = [
+        EngineEndpoint(
+            name=engine.name, role=engine.role, url=engine.url, ready=engine.ready, revision=engine.revision
+        )
+        for engine in observed.engines[:MAX_ENGINES]
+    ]
+    return Endpoints(router=observed.router_url, admin=admin)
+
+
+def _counts(observed: Observed, choice: PlanChoice) -> tuple[tuple[str, str], ...]:
+    prefill, decode = [Role.PREFILL], [Role.DECODE, Role.AGGREGATED]
+    gpus = f"{choice.plan.gpus_used}/{choice.plan.gpu_budget}" if choice.plan else NOTHING
+    return (
+        ("prefill", _count(observed, choice, prefill)),
+        ("decode", _count(observed, choice, decode)),
+        ("gpus", gpus),
+    )
+
+
+def _count(observed: Observed, choice: PlanChoice, roles: Iterable[Role]) -> str:
+    wanted = tuple(roles)
+    replicas = planned_replicas(choice, wanted)
+    serving = sum(engine.ready for engine in planned_engines(observed, choice, wanted))
+    return f"{serving}/{replicas}" if replicas else NOTHING
+
+
+def _phase(observed: Observed, choice: PlanChoice, conditions: tuple[Condition, ...]) -> str:
+    """One word for people; programs read conditions. Degraded: was ready, and serves still."""
+    ready = next(item for item in conditions if item.type is ConditionType.READY)
+    if observed.pool and observed.pool.spec.paused:
+        return "Paused"
+    if ready.status is ConditionStatus.TRUE:
+        return "Ready"
+    if choice.plan is None:
+        return "Planning" if choice.reason == reasons.PLANNING else "Failed"
+    was_ready = observed.status.phase in ("Ready", "Degraded")
+    return "Degraded" if was_ready and _serves(observed, choice.plan) else "Progressing"
+
+
+def _serves(observed: Observed, plan: PlanStatus) -> bool:
+    """Whether a router and an engine of every role of the plan are ready."""
+    roles = {engine.role for engine in observed.engines if engine.ready}
+    return all(group.role in roles for group in plan.groups) and any(item.ready for item in observed.routers)

@@ -1,0 +1,178 @@
+"""Caps: put together from snapshots and capacities, and when they are worth a write."""
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rolloutpool_api.serving import AdmissionPolicy
+from rolloutpool_api.snapshot import AdmissionSnapshot
+from rolloutpool_api.spec import RolloutPoolSpec
+from rolloutpool_api.status import AdmissionStatus
+from rolloutpool_api.v1alpha1 import parse_pool
+from rolloutpool_operator.core.admission import (
+    EngineCapacity,
+    compute_admission,
+    matters,
+    merge_snapshots,
+    next_revision,
+)
+from rolloutpool_testkit.manifests import pool_manifest
+
+NAMES = ("rlvr", "rlhf", "agentic")
+ENGINES = (
+    EngineCapacity(name="e0", capacity_blocks=4000, ready=True),
+    EngineCapacity(name="e1", capacity_blocks=4000, ready=True),
+)
+NOW = 1_800_000_000.0
+
+
+def spec(**changes: Any) -> RolloutPoolSpec:
+    return parse_pool(pool_manifest(**changes)).spec
+
+
+def snapshot(
+    waiting: int = 0, active: int = 0, observations: int = 0, *, applied: int = 0, **more: Any
+) -> AdmissionSnapshot:
+    found = {
+        "name": "rlvr",
+        "active": active,
+        "waiting": waiting,
+        "observations": observations,
+        "footprintBlocks": 50.0,
+        "residencySeconds": 20.0,
+        "oldestWaitSeconds": 3.2,
+    }
+    return AdmissionSnapshot.model_validate(
+        {
+            "router": "r",
+            "takenAt": NOW,
+            "appliedRevision": applied,
+            "classes": [found | more],
+            "engines": [
+                {"name": "e0", "classes": [{"name": "rlvr", "active": active, "blocks": 9 * active}]}
+            ],
+        }
+    )
+
+
+def compute(
+    *snapshots: AdmissionSnapshot, revision: int = 1, now: float = NOW, **changes: Any
+) -> AdmissionStatus:
+    engines = changes.pop("engines", ENGINES)
+    return compute_admission(
+        spec(**changes), merged=merge_snapshots(NAMES, snapshots), engines=engines, revision=revision, now=now
+    )
+
+
+def test_without_demand_every_class_may_start() -> None:
+    found = compute(snapshot())
+    assert [item.name for item in found.classes] == list(NAMES)
+    assert all(item.cap >= 1 and item.source == "Priors" for item in found.classes)
+    assert [engine.protected_blocks for engine in found.engines] == [3800, 3800]
+    assert found.computed_at == "2027-01-15T08:00:00Z"
+
+
+def test_demand_moves_the_caps() -> None:
+    idle, busy = compute(snapshot()), compute(snapshot(waiting=500))
+    assert busy.classes[0].cap > idle.classes[0].cap
+    assert (busy.classes[0].waiting, busy.classes[0].oldest_wait_seconds) == (500, 4)
+    assert busy.classes[0].block_second_share == 100
+
+
+def test_the_queue_goes_to_engines_that_are_ready() -> None:
+    engines = (ENGINES[0], EngineCapacity(name="e1", capacity_blocks=4000, ready=False))
+    first, second = compute(snapshot(waiting=500), engines=engines).engines
+    assert first.classes[0].cap > second.classes[0].cap
+
+
+def test_observations_move_the_estimates() -> None:
+    prior = compute(snapshot()).classes[0]
+    seen = compute(snapshot(observations=10_000)).classes[0]
+    assert (seen.footprint_blocks, seen.residency_seconds, seen.source) == (50, 20, "Blend")
+    assert prior.footprint_blocks != 50
+
+
+def test_routers_add_up() -> None:
+    found = compute(snapshot(active=2, waiting=1), snapshot(active=3, waiting=4))
+    assert (found.classes[0].active, found.classes[0].waiting) == (5, 5)
+    assert (found.engines[0].classes[0].active, found.engines[0].classes[0].blocks) == (5, 45)
+
+
+def test_means_of_routers_are_weighted_by_observations() -> None:
+    one = snapshot(observations=30, footprintBlocks=10.0)
+    two = snapshot(observations=10, footprintBlocks=50.0)
+    assert merge_snapshots(NAMES, [one, two]).classes["rlvr"].cost.footprint_blocks == 20.0
+
+
+def test_debt() -> None:
+    found = compute(snapshot(consumed=100)).classes
+    assert [item.debt for item in found] == [-50, 30, 20]
+
+
+@pytest.mark.parametrize("policy", list(AdmissionPolicy))
+def test_policies(policy: AdmissionPolicy) -> None:
+    found = compute(snapshot(waiting=5), admission__policy=policy.value)
+    assert found.policy is policy
+    assert all(item.cap >= 1 for item in found.classes)
+
+
+@given(
+    waiting=st.integers(0, 5000),
+    active=st.integers(0, 500),
+    capacity=st.integers(1, 20_000),
+    floor=st.integers(1, 8),
+)
+def test_caps_fit_into_the_protected_blocks(waiting: int, active: int, capacity: int, floor: int) -> None:
+    engines = (EngineCapacity(name="e0", capacity_blocks=capacity, ready=True),)
+    found = compute(snapshot(waiting, active, 10_000), engines=engines, admission__floor=floor)
+    engine = found.engines[0]
+    footprints = {item.name: item.footprint_blocks for item in found.classes}
+    held = sum(item.cap * (footprints[item.name] - 1) for item in engine.classes)
+    assert held <= engine.protected_blocks or sum(item.cap for item in engine.classes) == 1
+    assert any(item.cap >= 1 for item in engine.classes)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "later", "expected"),
+    [
+        pytest.param(None, snapshot(), 0, True, id="the first"),
+        pytest.param(snapshot(), snapshot(), 100, False, id="nothing new, ever"),
+        pytest.param(snapshot(), snapshot(waiting=1), 0, True, id="a queue appears"),
+        pytest.param(snapshot(waiting=500), snapshot(waiting=501), 2, False, id="a longer queue is no hurry"),
+        pytest.param(snapshot(waiting=500), snapshot(waiting=501), 10, True, id="shown counts are refreshed"),
+        pytest.param(
+            snapshot(500, observations=9999), snapshot(500, observations=9), 0, True, id="caps move"
+        ),
+    ],
+)
+def test_matters(old: AdmissionSnapshot | None, new: AdmissionSnapshot, later: float, expected: bool) -> None:
+    before = compute(old, now=NOW) if old else None
+    assert matters(compute(new, revision=2, now=NOW + later), before, now=NOW + later) is expected
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"admission__policy": "MISA"}, id="policy"),
+        pytest.param({"engines": ENGINES[:1]}, id="engine gone"),
+        pytest.param(
+            {"engines": (ENGINES[0], EngineCapacity(name="e1", capacity_blocks=1, ready=True))}, id="capacity"
+        ),
+        pytest.param({"admission__safety": 0.5}, id="safety"),
+    ],
+)
+def test_another_frame_matters_at_once(changes: dict[str, Any]) -> None:
+    assert matters(compute(snapshot(), revision=2, **changes), compute(snapshot()), now=NOW)
+
+
+@given(
+    stored=st.none() | st.integers(0, 100),
+    applied=st.lists(st.integers(0, 100), max_size=3),
+    known=st.integers(0, 100),
+)
+def test_revisions_only_grow(stored: int | None, applied: list[int], known: int) -> None:
+    before = compute(snapshot(), revision=stored) if stored is not None else None
+    found = next_revision(before, [snapshot(applied=number) for number in applied], known)
+    assert found == max([stored or 0, known, *applied]) + 1
