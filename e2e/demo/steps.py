@@ -104,12 +104,14 @@ def wait_condition(
     kind: str = "Ready",
     *,
     status: str = "True",
+    reason: str = "",
     timeout: float = 120.0,
     say: Say = lambda _: None,
 ) -> Manifest:
     """Poll until a condition has this status; returns the object.
 
     Args:
+        reason: the condition must have this reason too; empty: any.
         say: called with each new message on the way.
         timeout: in seconds.
 
@@ -124,10 +126,10 @@ def wait_condition(
         if text != last:
             say(text)
         last = text
-        if found["status"] == status:
+        if found["status"] == status and reason in ("", found["reason"]):
             return pool
         if time.monotonic() > deadline:
-            raise StepFailed(f"{kind} was not {status} within {timeout:.0f} s\n{diagnosis(cluster, name)}")
+            raise StepFailed(f"{kind} was not {status} {reason} within {timeout:.0f} s\n{diagnosis(cluster, name)}")
         time.sleep(0.5)
 
 

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable
 
-from rolloutpool_operator.core.cluster_facts import node_facts
+from rolloutpool_operator.core.cluster_facts import holds_devices, node_facts
 from rolloutpool_operator.core.observed import NodeFacts, PoolKey
-from rolloutpool_operator.core.watched import NODE, POD, Kind
+from rolloutpool_operator.core.watched import NODE, POD
 from rolloutpool_operator.kubernetes_api import ApiError, Body, KubernetesApi
 
-FRESH_SECONDS = 5.0
-"""How long nodes and pods are taken as read, in seconds."""
+FRESH_SECONDS = 10.0
+"""How long nodes and pods are taken as read, in seconds, unless a node changes."""
+UNFINISHED = {"fieldSelector": "status.phase!=Succeeded,status.phase!=Failed"}
+"""Selects pods that may hold devices."""
 
 logger = logging.getLogger(__name__)
 
@@ -53,7 +55,7 @@ class ClusterGpus:
         if nodes is None:
             return None, "nodes may not be read: the budget is taken as free"
         if pods is None:
-            own: Sequence[Body] = await self._api.list(POD, key.namespace)
+            own = await self._holders(key.namespace)
             note = f"only pods of namespace {key.namespace} may be read: GPUs that others hold count as free"
             return node_facts(nodes, own, resource=resource, pool=key), note
         return node_facts(nodes, pods, resource=resource, pool=key), ""
@@ -62,15 +64,21 @@ class ClusterGpus:
         now = self._monotonic()
         if self._read_at is not None and now - self._read_at < FRESH_SECONDS:
             return
-        self._nodes = await self._all(NODE) if self._watch_nodes else None
-        self._pods = await self._all(POD) if self._nodes else None
+        self._nodes = await _unless_forbidden(self._api.objects(NODE, None)) if self._watch_nodes else None
+        self._pods = None if self._nodes is None else await _unless_forbidden(self._holders(None))
         self._read_at = now
 
-    async def _all(self, kind: Kind) -> list[Body] | None:
-        try:
-            return await self._api.list(kind, None)
-        except ApiError as error:
-            if error.status != 403:
-                raise
-            logger.debug("%s: %s", kind.plural, error)
-            return None
+    async def _holders(self, namespace: str | None) -> list[Body]:
+        """Pods that hold devices; the many others are dropped page by page."""
+        pages = self._api.pages(POD, namespace, UNFINISHED)
+        return [pod async for page in pages for pod in page if holds_devices(pod)]
+
+
+async def _unless_forbidden(request: Awaitable[list[Body]]) -> list[Body] | None:
+    try:
+        return await request
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        logger.debug("%s", error)
+        return None

@@ -50,15 +50,19 @@ class Heartbeat:
         self._clock = clock
 
     async def run(self) -> None:
-        """Renew until cancelled; an API server that is away is no reason to stop."""
+        """Renew until cancelled."""
         while True:
-            try:
-                lease = await self._api.apply(LEASES, self._body())
-                meta = lease["metadata"]
-                self._audit.expect_one(SCOPE, LEASE, meta["uid"], meta["resourceVersion"], self._monotonic())
-            except ApiError as error:
-                logger.warning("heartbeat not renewed: %s", error)
+            await self.renew()
             await asyncio.sleep(self._period)
+
+    async def renew(self) -> None:
+        """Renew once; an API server that refuses or is away is no reason to stop."""
+        try:
+            meta = (await self._api.apply(LEASES, self._body()))["metadata"]
+        except ApiError as error:
+            logger.warning("heartbeat not renewed: %s", error)
+            return
+        self._audit.expect_one(SCOPE, LEASE, meta["uid"], meta["resourceVersion"], self._monotonic())
 
     def _body(self) -> Body:
         return {

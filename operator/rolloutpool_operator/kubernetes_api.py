@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -76,17 +76,25 @@ class KubernetesApi:
                 return None
             raise
 
-    async def list(self, kind: Kind, namespace: str | None, *, selector: str = "") -> list[Body]:
+    async def objects(self, kind: Kind, namespace: str | None, *, selector: str = "") -> list[Body]:
         """All objects of a namespace, or of all namespaces, that a label selector selects."""
-        items: list[Body] = []
-        query = {"limit": str(PAGE)} | ({"labelSelector": selector} if selector else {})
+        query = {"labelSelector": selector} if selector else {}
+        return [item async for page in self.pages(kind, namespace, query) for item in page]
+
+    async def pages(
+        self, kind: Kind, namespace: str | None, query: Mapping[str, str]
+    ) -> AsyncIterator[list[Body]]:
+        """The same page by page, for lists that may be large; `query` may hold selectors."""
+        following = ""
         while True:
-            page = await self._request("GET", path(kind, namespace), query=query)
-            items += page.get("items") or ()
-            following = (page.get("metadata") or {}).get("continue")
+            more = {"continue": following} if following else {}
+            page = await self._request(
+                "GET", path(kind, namespace), query={**query, "limit": str(PAGE), **more}
+            )
+            yield page.get("items") or []
+            following = (page.get("metadata") or {}).get("continue") or ""
             if not following:
-                return items
-            query = {**query, "continue": following}
+                return
 
     async def apply(self, kind: Kind, body: Mapping[str, Any]) -> Body:
         """Server-side apply: this operator owns the fields given, and takes them over where it must."""

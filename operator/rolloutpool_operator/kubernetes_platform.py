@@ -117,10 +117,10 @@ class KubernetesPlatform:
         uid = str(body["metadata"]["uid"])
         selector = f"{labels.POOL}={key.name}"
         pods, nodes, profile, *lists = await asyncio.gather(
-            self._api.list(POD, key.namespace, selector=selector),
+            self._api.objects(POD, key.namespace, selector=selector),
             self._nodes(key, pool),
             self._profile(key, pool),
-            *(self._api.list(kind, key.namespace, selector=selector) for kind in CHILDREN),
+            *(self._api.objects(kind, key.namespace, selector=selector) for kind in CHILDREN),
         )
         children = [
             child_facts(kind.api_version, kind.kind, item)

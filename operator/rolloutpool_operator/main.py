@@ -31,7 +31,7 @@ from rolloutpool_operator.reconcile import reconcile_once
 from rolloutpool_operator.settings import InvalidSettings, Settings, read_settings
 from rolloutpool_operator.workqueue import WorkQueue
 
-CONFLICT_SECONDS = 0.2
+CONFLICT_SECONDS = 0.5
 """After how many seconds a pool that changed under a reconcile is gathered again."""
 
 logger = logging.getLogger(__name__)

@@ -45,7 +45,7 @@ class Settings(BaseModel):
     """Least severe messages that are logged."""
     workers: int = Field(default=4, ge=1, le=64)
     """Pools reconciled at once."""
-    resync_seconds: float = Field(default=60.0, ge=1, le=3600)
+    resync_seconds: float = Field(default=120.0, ge=1, le=3600)
     """Every pool is reconciled at least this often."""
     admission_seconds: float = Field(default=2.0, ge=0.1, le=60)
     """Period of the admission loop: least time between two status writes of a pool."""

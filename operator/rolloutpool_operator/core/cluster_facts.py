@@ -14,6 +14,8 @@ from rolloutpool_operator.core.observed import ChildFacts, EngineFacts, NodeFact
 Raw = Mapping[str, Any]
 
 FINISHED = ("Succeeded", "Failed")
+SAME = {"ErrImagePull": "ImagePullBackOff"}
+"""Reasons between which the kubelet alternates: one word for both, or a condition would flap."""
 
 
 def labels_of(body: Raw) -> Mapping[str, str]:
@@ -66,6 +68,13 @@ def requested(pod: Raw, resource: str) -> int:
     spec = pod["spec"]
     together = sum(_limit(container, resource) for container in spec.get("containers", ()))
     return max([together, *(_limit(container, resource) for container in spec.get("initContainers") or ())])
+
+
+def holds_devices(pod: Raw) -> bool:
+    """Whether a pod asks for any extended resource, such as a GPU."""
+    spec = pod["spec"]
+    containers = [*spec.get("containers", ()), *(spec.get("initContainers") or ())]
+    return any("/" in name for container in containers for name in _amounts(container))
 
 
 def engine_facts(key: PoolKey, sets: Iterable[ChildFacts], pods: Sequence[Raw]) -> tuple[EngineFacts, ...]:
@@ -137,7 +146,8 @@ def trouble(pod: Raw) -> tuple[str, str]:
         waiting = (container.get("state") or {}).get("waiting") or {}
         died = (container.get("lastState") or {}).get("terminated") or {}
         if waiting.get("reason") not in (None, "ContainerCreating", "PodInitializing"):
-            return str(waiting["reason"]), _died(str(waiting.get("message", "")), died)
+            reason = SAME.get(waiting["reason"], waiting["reason"])
+            return str(reason), _died(str(waiting.get("message", "")), died)
         if died and not container.get("ready"):
             return str(died.get("reason") or "Restarted"), _died("the container was restarted", died)
     return "", ""
@@ -187,5 +197,10 @@ def _node(node: Raw, resource: str, held: Mapping[str, int], own: Mapping[str, i
 
 
 def _limit(container: Raw, resource: str) -> int:
-    amounts = container.get("resources") or {}
-    return int((amounts.get("limits") or amounts.get("requests") or {}).get(resource, 0))
+    return int(_amounts(container).get(resource, 0))
+
+
+def _amounts(container: Raw) -> Mapping[str, Any]:
+    """Limits of a container; for extended resources they equal the requests."""
+    found: Mapping[str, Any] = (container.get("resources") or {}).get("limits") or {}
+    return found

@@ -10,6 +10,7 @@ from rolloutpool_operator.core.cluster_facts import (
     child_facts,
     controlled_by,
     engine_facts,
+    holds_devices,
     is_ready,
     node_facts,
     pod_url,
@@ -63,6 +64,11 @@ def test_cordoned_and_sick_nodes_are_not_schedulable() -> None:
     assert [facts.schedulable for facts in found] == [False, False, True]
 
 
+def test_pods_that_hold_no_device_need_not_be_kept() -> None:
+    assert holds_devices(pod(gpus=1))
+    assert not holds_devices({"spec": {"containers": [{"resources": {"limits": {"cpu": "1"}}}, {}]}})
+
+
 def test_init_containers_and_containers_do_not_add_up() -> None:
     body = pod(gpus=2)
     body["spec"]["initContainers"] = [{"resources": {"limits": {GPU: "3"}}}]
@@ -80,6 +86,9 @@ def waiting(reason: str, message: str = "", **more: Any) -> dict[str, Any]:
         pytest.param(waiting("ContainerCreating"), ("", ""), id="just starting"),
         pytest.param(
             waiting("ImagePullBackOff", "no such image"), ("ImagePullBackOff", "no such image"), id="image"
+        ),
+        pytest.param(
+            waiting("ErrImagePull", "denied"), ("ImagePullBackOff", "denied"), id="one word for both"
         ),
         pytest.param(
             waiting(
