@@ -29,9 +29,9 @@ def pool_name(cluster: Cluster) -> str:
     return name
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture
 def url(cluster: Cluster, pool_name: str) -> Iterator[str]:
-    """The router's Service, lent to this machine."""
+    """The router's Service, lent to this machine; anew for each test, for a Service made anew moves."""
     with cluster.forward(steps.NAMESPACE, f"{pool_name}-router", 80) as base:
         yield base
 

@@ -207,6 +207,21 @@ class Endpoints(StatusModel):
     """The engines one by one, in a stable order."""
 
 
+class Summary(StatusModel):
+    """The pool in a few short texts, for `kubectl get` and for the end of `kubectl describe`."""
+
+    prefill: Name = "-"
+    """Prefill engines that serve, of those planned."""
+    decode: Name = "-"
+    """Decode and aggregated engines that serve, of those planned."""
+    gpus: Name = "-"
+    """GPUs of the plan, of the budget."""
+    drift: Name = "-"
+    """Drift of the consumed mixture, in percentage points."""
+    classes: list[Annotated[str, Field(max_length=256)]] = Field(default=[], max_length=16)
+    """One sentence for each class: sessions in the engines, sessions that wait, its part of the samples."""
+
+
 class RolloutPoolStatus(StatusModel):
     """What the operator saw and decided."""
 
@@ -226,5 +241,5 @@ class RolloutPoolStatus(StatusModel):
     """The consumed mixture."""
     endpoints: Endpoints = Endpoints()
     """Where the pool is reached."""
-    summary: Annotated[dict[str, Annotated[str, Field(max_length=64)]], Field(max_length=8)] = {}
-    """Short texts for `kubectl get`: prefill, decode, gpus, drift."""
+    summary: Summary = Summary()
+    """The pool in a few short texts."""

@@ -61,6 +61,7 @@ class KubeletLessNodes:
         """Remove a node that `add` made."""
         self._names.remove(name)
         self._client.delete(Node, name)
+        self._client.delete(Lease, name, namespace=LEASE_NAMESPACE)
 
     def _live(self) -> None:
         renewals = 0.0

@@ -129,7 +129,8 @@ def wait_condition(
         if found["status"] == status and reason in ("", found["reason"]):
             return pool
         if time.monotonic() > deadline:
-            raise StepFailed(f"{kind} was not {status} {reason} within {timeout:.0f} s\n{diagnosis(cluster, name)}")
+            awaited = f"{kind} was not {status} {reason} within {timeout:.0f} s"
+            raise StepFailed(f"{awaited}\n{diagnosis(cluster, name)}")
         time.sleep(0.5)
 
 

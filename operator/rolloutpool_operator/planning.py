@@ -23,6 +23,7 @@ from rolloutpool_operator.core.translate import (
     profile_note,
     read_profile,
     replica_groups,
+    selection_note,
 )
 from rolloutpool_operator.memory import Planned, PoolMemory
 from rolloutpool_planner.answers import Infeasible, Plan, PlanResult, SolverTimeout, summary
@@ -59,6 +60,7 @@ async def make_choice(
         now: Unix seconds.
     """
     stored = observed.status.plan
+    selection = selection_note(spec.gpus, observed.nodes)
     try:
         profile = _profile(observed, spec)
         inputs = planner_inputs(
@@ -90,7 +92,7 @@ async def make_choice(
         same_spec=same_spec,
         hysteresis_percent=spec.planning.hysteresis_percent,
         now=rfc3339(now),
-        note="; ".join(filter(None, (profile_note(spec, profile), observed.nodes_note))),
+        note="; ".join(filter(None, (profile_note(spec, profile), selection, observed.nodes_note))),
     )
 
 

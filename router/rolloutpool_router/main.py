@@ -25,6 +25,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Serve until SIGTERM or SIGINT."""
     args = _parser().parse_args(argv)
     logging.basicConfig(level=args.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    # lightkube's client would log each watch, once a minute.
+    logging.getLogger("httpx2").setLevel(logging.WARNING)
     with contextlib.suppress(KeyboardInterrupt):
         asyncio.run(_run(args))
 

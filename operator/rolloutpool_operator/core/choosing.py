@@ -61,12 +61,12 @@ def choose_plan(
         same_spec: whether the stored plan was made for this spec.
         hysteresis_percent: gain from which a new plan of the same spec is taken.
         now: the present as RFC 3339.
-        note: what else the user should know about the plan's numbers.
+        note: what else the user should know about the answer.
     """
     if not isinstance(answer, Plan):
         reason, message = _failure(answer)
         return PlanChoice(
-            plan=stored, ready=False, reason=reason, message=_joined(message, _going_on(stored))
+            plan=stored, ready=False, reason=reason, message=_joined(message, note, _going_on(stored))
         )
     if stored and same_spec and isinstance(stored_now, Plan) and stored_now.hash != answer.hash:
         gain = gain_percent(answer, stored_now)

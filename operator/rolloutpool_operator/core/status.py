@@ -17,6 +17,7 @@ from rolloutpool_api.status import (
     PlanStatus,
     RoleStatus,
     RolloutPoolStatus,
+    Summary,
 )
 from rolloutpool_operator.core import reasons
 from rolloutpool_operator.core.choosing import PlanChoice
@@ -51,8 +52,8 @@ class Structure:
     plan: PlanStatus | None
     roles: tuple[RoleStatus, ...]
     endpoints: Endpoints
-    counts: tuple[tuple[str, str], ...]
-    """Short texts of the printer columns."""
+    summary: Summary
+    """What the printer columns show; drift and classes are the admission loop's."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +75,7 @@ def structure(observed: Observed, choice: PlanChoice, applying: Applying) -> Str
         plan=choice.plan,
         roles=_roles(observed, choice),
         endpoints=_endpoints(observed),
-        counts=_counts(observed, choice),
+        summary=_summary(observed, choice),
     )
 
 
@@ -88,7 +89,7 @@ def invalid_structure(observed: Observed) -> Structure:
         plan=stored.plan,
         roles=tuple(stored.roles),
         endpoints=stored.endpoints,
-        counts=tuple((name, text) for name, text in stored.summary.items() if name != "drift"),
+        summary=stored.summary,
     )
 
 
@@ -106,7 +107,6 @@ def compose(
     fresh = _revision(report.admission) > _revision(stored.admission)
     admission = report.admission if fresh else stored.admission
     mixture = report.mixture if fresh else stored.mixture
-    drift = f"{mixture.drift_percentage_points:.1f}" if mixture and mixture.window else NOTHING
     told = {item.type for item in report.conditions}
     kept = (item for item in stored.conditions if item.type in INFORMATIONAL and item.type not in told)
     conditions = (*part.conditions, *report.conditions, *kept)
@@ -119,7 +119,7 @@ def compose(
         admission=admission,
         mixture=mixture,
         endpoints=part.endpoints,
-        summary={**dict(part.counts), "drift": drift},
+        summary=part.summary.model_copy(update=_admission_summary(admission, mixture)),
     )
 
 
@@ -164,14 +164,27 @@ def _endpoints(observed: Observed) -> Endpoints:
     return Endpoints(router=observed.router_url, admin=admin)
 
 
-def _counts(observed: Observed, choice: PlanChoice) -> tuple[tuple[str, str], ...]:
-    prefill, decode = [Role.PREFILL], [Role.DECODE, Role.AGGREGATED]
-    gpus = f"{choice.plan.gpus_used}/{choice.plan.gpu_budget}" if choice.plan else NOTHING
-    return (
-        ("prefill", _count(observed, choice, prefill)),
-        ("decode", _count(observed, choice, decode)),
-        ("gpus", gpus),
+def _summary(observed: Observed, choice: PlanChoice) -> Summary:
+    return Summary(
+        prefill=_count(observed, choice, [Role.PREFILL]),
+        decode=_count(observed, choice, [Role.DECODE, Role.AGGREGATED]),
+        gpus=f"{choice.plan.gpus_used}/{choice.plan.gpu_budget}" if choice.plan else NOTHING,
     )
+
+
+def _admission_summary(admission: AdmissionStatus | None, mixture: MixtureStatus | None) -> dict[str, Any]:
+    drift = f"{mixture.drift_percentage_points:.1f}pp" if mixture and mixture.window else NOTHING
+    if admission is None or mixture is None:
+        return {"drift": drift, "classes": []}
+    consumed = {item.name: item.percent for item in mixture.consumed}
+    target = {item.name: item.percent for item in mixture.target}
+    lines = [
+        f"{item.name}: {item.active} of {item.cap} sessions in, {item.waiting} waiting"
+        f" (longest {item.oldest_wait_seconds} s); {consumed.get(item.name, 0):g} % of the samples,"
+        f" share {target.get(item.name, 0):g} %"
+        for item in admission.classes
+    ]
+    return {"drift": drift, "classes": lines}
 
 
 def _count(observed: Observed, choice: PlanChoice, roles: Iterable[Role]) -> str:

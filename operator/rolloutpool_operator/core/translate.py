@@ -79,6 +79,22 @@ def read_profile(spec: RolloutPoolSpec, facts: ProfileFacts) -> PerformanceProfi
     return parse_profile(facts.text)
 
 
+def selection_note(gpus: GpuSpec, nodes: Iterable[NodeFacts] | None) -> str:
+    """Which nodes there are, where none is what spec.gpus asks for; empty if one is or none is known."""
+    if nodes is None:
+        return ""
+    with_gpus = [node for node in nodes if node.gpus_allocatable > 0]
+    if not with_gpus:
+        return f"no node advertises {gpus.resource_name}"
+    if any(_selected(gpus, node) for node in with_gpus):
+        return ""
+    product = [f"product {gpus.product}"] if gpus.product else []
+    asked = ", ".join([*product, *(f"{name}={value}" for name, value in gpus.node_selector.items())])
+    there = Counter((node.product or "unknown", node.gpus_allocatable) for node in with_gpus)
+    kinds = ", ".join(f"{count} x {name} ({amount} GPUs)" for (name, amount), count in sorted(there.items()))
+    return f"spec.gpus asks for nodes with {asked}; the nodes with GPUs are {kinds}"
+
+
 def profile_note(spec: RolloutPoolSpec, profile: PerformanceProfile | None) -> str:
     """What to keep in mind about a profile that was made for another model; empty if nothing."""
     names = (spec.model.name, spec.model.source or "")

@@ -167,7 +167,7 @@ async def test_drift_is_told() -> None:
     await world.tick()
     assert world.status.mixture is not None
     assert world.status.mixture.drift_percentage_points == 50.0
-    assert world.status.summary["drift"] == "50.0"
+    assert world.status.summary.drift == "50.0pp"
     assert "MixtureDrift" in [event.reason for event in world.platform.events]
 
 

@@ -7,7 +7,14 @@ import pytest
 
 from rolloutpool_api.conditions import Condition, ConditionStatus, ConditionType
 from rolloutpool_api.planning import Role
-from rolloutpool_api.status import PlanGroup, PlanStatus, RolloutPoolStatus
+from rolloutpool_api.status import (
+    AdmissionStatus,
+    MixtureStatus,
+    PlanGroup,
+    PlanStatus,
+    RolloutPoolStatus,
+    Summary,
+)
 from rolloutpool_operator.core.children import ApplyChild, Child, Reason
 from rolloutpool_operator.core.choosing import PlanChoice
 from rolloutpool_operator.core.conditions import Applying
@@ -105,7 +112,7 @@ def test_a_pool_that_serves_as_planned() -> None:
         "RouterReady": "True",
     }
     assert all(item.observed_generation == 3 for item in found.conditions)
-    assert (found.phase, dict(found.counts)) == ("Ready", {"prefill": "-", "decode": "2/2", "gpus": "2/8"})
+    assert (found.phase, found.summary) == ("Ready", Summary(prefill="-", decode="2/2", gpus="2/8"))
     assert found.endpoints.router == "http://pool-router.rl.svc:80"
     assert [item.name for item in found.endpoints.admin] == ["pool-aggregated-tp1-0", "pool-aggregated-tp1-1"]
     role = found.roles[0]
@@ -243,7 +250,7 @@ def test_without_a_plan_only_what_applies_is_said() -> None:
         ConditionType.PLAN_READY,
         ConditionType.ROUTER_READY,
     }
-    assert (found.phase, dict(found.counts)["gpus"]) == ("Failed", "-")
+    assert (found.phase, found.summary.gpus) == ("Failed", "-")
     assert planning_structure(observed()).phase == "Planning"
 
 
@@ -313,6 +320,26 @@ def test_the_summary_forgets_nothing_stale() -> None:
     one = structure(observed(engines(Role.AGGREGATED, 2)), choice(TWO), Applying())
     new = compose(one, AdmissionReport(), stored=stored, now="t")
     assert status_patch(stored, new)["summary"]["prefill"] == "-"
+
+
+def test_the_summary_says_each_class_in_a_line() -> None:
+    admission = AdmissionStatus.model_validate(
+        {
+            "revision": 1,
+            "policy": "MISA-T",
+            "computedAt": "t",
+            "classes": [{"name": "a", "cap": 16, "active": 11, "waiting": 14, "oldestWaitSeconds": 5}],
+        }
+    )
+    shares = {"target": [{"name": "a", "percent": 40}], "consumed": [{"name": "a", "percent": 38.2}]}
+    mixture = MixtureStatus.model_validate({**shares, "driftPercentagePoints": 1.8, "window": 300})
+    part = structure(observed(engines(Role.AGGREGATED, 2)), choice(TWO), Applying())
+    report = AdmissionReport(admission=admission, mixture=mixture)
+    found = compose(part, report, stored=RolloutPoolStatus(), now="t").summary
+    assert found.drift == "1.8pp"
+    assert found.classes == [
+        "a: 11 of 16 sessions in, 14 waiting (longest 5 s); 38.2 % of the samples, share 40 %"
+    ]
 
 
 def test_informational_conditions_stay_until_the_loop_speaks() -> None:

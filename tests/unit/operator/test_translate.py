@@ -10,7 +10,13 @@ from rolloutpool_api.status import PlanGroup
 from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_operator.core.groups import describe, group_of, running_groups
 from rolloutpool_operator.core.observed import ChildFacts, NodeFacts, ProfileFacts
-from rolloutpool_operator.core.translate import node_shapes, planner_inputs, profile_note, read_profile
+from rolloutpool_operator.core.translate import (
+    node_shapes,
+    planner_inputs,
+    profile_note,
+    read_profile,
+    selection_note,
+)
 from rolloutpool_planner.inputs import NodeShape, Parallelism
 from rolloutpool_sim.profile import ProfileError, load_builtin
 from rolloutpool_testkit.manifests import pool_manifest
@@ -165,3 +171,24 @@ def test_running_groups_come_from_the_sets() -> None:
     assert group_of(child("odd-tp1", 1)) is None
     assert describe(()) == "nothing"
     assert isinstance(found[0], PlanGroup)
+
+
+H100 = {"product": "H100", "labels": {"nvidia.com/gpu.product": "H100"}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "nodes", "expected"),
+    [
+        pytest.param({"product": "H100"}, (node(**H100),), "", id="one fits"),
+        pytest.param({"product": "B200"}, None, "", id="nodes not known"),
+        pytest.param({}, (node(gpus=0),), "no node advertises nvidia.com/gpu", id="no GPUs anywhere"),
+        pytest.param(
+            {"product": "B200", "nodeSelector": {"zone": "a"}},
+            (node("x", **H100), node("y", **H100)),
+            "spec.gpus asks for nodes with product B200, zone=a; the nodes with GPUs are 2 x H100 (8 GPUs)",
+            id="others are there",
+        ),
+    ],
+)
+def test_selection_note(asked: dict[str, Any], nodes: tuple[NodeFacts, ...] | None, expected: str) -> None:
+    assert selection_note(GpuSpec.model_validate({"budget": 8, **asked}), nodes) == expected
