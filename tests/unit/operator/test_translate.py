@@ -173,7 +173,7 @@ def test_running_groups_come_from_the_sets() -> None:
     assert isinstance(found[0], PlanGroup)
 
 
-H100 = {"product": "H100", "labels": {"nvidia.com/gpu.product": "H100"}}
+H100: dict[str, Any] = {"product": "H100", "labels": {"nvidia.com/gpu.product": "H100"}}
 
 
 @pytest.mark.parametrize(
