@@ -13,8 +13,8 @@ from aiohttp import web
 
 from rolloutpool_router import intake
 from rolloutpool_router.answers import error_response, refusal_response
+from rolloutpool_router.core import identity
 from rolloutpool_router.core.controller import AdmissionController
-from rolloutpool_router.core.identity import SESSION_HEADERS
 from rolloutpool_router.core.outcomes import Outcome, Refusal
 from rolloutpool_router.feed import PoolFeed
 from rolloutpool_router.gate import Clock, Gate
@@ -160,13 +160,12 @@ async def _models(request: web.Request) -> web.StreamResponse:
 
 
 async def _finish_session(request: web.Request) -> web.Response:
-    """End a session: named in the query, a session header, or the JSON body. Always 200."""
-    named = request.query.get("session_id") or next(
-        (request.headers[name] for name in SESSION_HEADERS if name in request.headers), None
-    )
+    """End a session: named in the query, or as requests name theirs. Always 200."""
+    named: str | Refusal | None = request.query.get("session_id")
     if named is None:
         body = intake.parse_body(await request.read() or b"{}")
-        named = body.get("session_id") if isinstance(body, dict) else None
+        headers = {name.lower(): value for name, value in request.headers.items()}
+        named = identity.session_id(headers, body if isinstance(body, dict) else {})
     finished = request.app[ROUTER].gate.finish(named) if isinstance(named, str) else False
     return web.json_response({"finished": finished})
 

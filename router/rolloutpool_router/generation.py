@@ -21,7 +21,7 @@ from multidict import CIMultiDict
 from rolloutpool_router.answers import refusal_response
 from rolloutpool_router.core.controller import Entered
 from rolloutpool_router.core.outcomes import Outcome, Refusal
-from rolloutpool_router.core.pd import Local, decode_leg, prefill_leg
+from rolloutpool_router.core.pd import Local, decode_leg, one_sequence, prefill_leg
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.gate import Gate
 from rolloutpool_router.intake import Intake
@@ -32,6 +32,8 @@ from rolloutpool_router.usage import UsageReader, estimate_tokens
 log = logging.getLogger(__name__)
 
 SERVICE_UNAVAILABLE = 503
+WARN_SECONDS = 10.0
+"""Least time between two log lines about one engine's faults, in seconds."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class Generations:
         self._metrics = metrics
         self._clock = clock
         self._rng = rng
+        self._warned: dict[str, float] = {}
+        """When an engine's fault was last logged, by engine."""
 
     async def serve(self, request: web.Request, intake: Intake) -> tuple[web.StreamResponse, Outcome]:
         """Serve a request to its end."""
@@ -134,7 +138,7 @@ class Generations:
         of it leaves the prompt to the session's engine, which has seen nothing yet.
         """
         raw = turn.intake.raw
-        if turn.intake.body.get("kv_transfer_params") is not None:
+        if turn.intake.body.get("kv_transfer_params") is not None or not one_sequence(turn.intake.body):
             return raw
         tokens = estimate_tokens(raw)
         choice = self._fleet.choose_prefill(
@@ -199,20 +203,27 @@ class Generations:
 
     def _cut(self, turn: Turn, response: web.StreamResponse, error: EngineLost) -> web.StreamResponse:
         """Break off an answer that cannot be completed, so that the client does not take it for whole."""
-        log.warning("engine %s broke off an answer: %s", turn.entered.engine, error)
+        self._warn(turn, f"broke off an answer: {error}")
         turn.outcome = Outcome.ENGINE_LOST
         if turn.request.transport is not None:
             turn.request.transport.abort()
         return response
 
     def _lost(self, turn: Turn, error: EngineLost) -> web.StreamResponse:
-        log.warning("engine %s took a request and went away: %s", turn.entered.engine, error)
+        self._warn(turn, f"took a request and went away: {error}")
         turn.outcome = Outcome.ENGINE_LOST
         message = (
             f"engine {turn.entered.engine} went away after it had taken the request; it was not repeated, "
             "since it may have run: send it again if a second sample does no harm"
         )
         return refusal_response(Refusal(Outcome.ENGINE_LOST, message), turn.headers())
+
+    def _warn(self, turn: Turn, what: str) -> None:
+        """Tell of an engine's fault, once in a while: all its requests fail at once. Metrics count each."""
+        engine, now = turn.entered.engine, self._clock()
+        if now - self._warned.get(engine, -WARN_SECONDS) >= WARN_SECONDS:
+            self._warned[engine] = now
+            log.warning("request %s: engine %s %s", turn.intake.request_id, engine, what)
 
     def _kept(self, turn: Turn, kept: KeptAnswer) -> web.StreamResponse:
         turn.outcome = Outcome.ENGINE_REFUSED

@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiohttp import web
+from aiohttp.http_exceptions import ContentEncodingError
 
 from rolloutpool_router.core import identity
 from rolloutpool_router.core.controller import AdmissionController, Arrival
 from rolloutpool_router.core.outcomes import Outcome, Refusal
 from rolloutpool_router.core.prefix import prefix_keys
 
-MAX_BODY_BYTES = 512 * 1024 * 1024
-"""Largest request body."""
+MAX_BODY_BYTES = 64 * 1024 * 1024
+"""Largest request body: it is held while its session waits, and reading its JSON holds up the others."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ async def read_intake(request: web.Request, controller: AdmissionController) -> 
         raw = await request.read()
     except web.HTTPRequestEntityTooLarge:
         return Refusal(Outcome.TOO_LARGE, f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
+    except (web.RequestPayloadError, ContentEncodingError) as error:
+        return Refusal(Outcome.INVALID_BODY, f"the body cannot be read: {error}")
     body = parse_body(raw)
     if isinstance(body, Refusal):
         return body

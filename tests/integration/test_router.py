@@ -15,6 +15,7 @@ import pytest
 from aiohttp import web
 
 from rolloutpool_api.snapshot import AdmissionSnapshot
+from rolloutpool_router.intake import MAX_BODY_BYTES
 from rolloutpool_router.testing import FakeEngine, pool_object, running_router, until, write_pool
 
 CAPS = {"rlvr": 4, "rlhf": 4, "agentic": 4}
@@ -178,6 +179,14 @@ BAD_INPUTS = [
         b"{}", {"X-Rollout-Class": "sft"}, 400, "class_unknown", "rlvr, rlhf, agentic", id="unknown-class"
     ),
     pytest.param(
+        b"no gzip",
+        RLVR | {"Content-Encoding": "gzip"},
+        400,
+        "invalid_body",
+        "cannot be read",
+        id="not-compressed-as-said",
+    ),
+    pytest.param(
         b"{}", RLVR | {"X-Session-ID": "x" * 300}, 400, "session_invalid", "at most 256", id="long-session"
     ),
 ]
@@ -248,6 +257,20 @@ async def test_turns_of_a_session_stick_to_its_engine_and_keep_its_class(
         assert len(e0.seen) + len(e1.seen) == 32
 
 
+async def test_a_body_beyond_the_limit_is_refused(client: aiohttp.ClientSession, tmp_path: Path) -> None:
+    async def endless() -> AsyncIterator[bytes]:
+        for _ in range(MAX_BODY_BYTES // 1_000_000 + 2):
+            yield b" " * 1_000_000
+
+    async with (
+        running_router(tmp_path / "pool.json", pool_object({}, caps=CAPS)) as router,
+        client.post(router.url + CHAT, data=endless(), headers=RLVR) as answer,
+    ):
+        error = (await answer.json())["error"]
+        assert (answer.status, error["code"]) == (413, "too_large")
+        assert str(MAX_BODY_BYTES) in error["message"]
+
+
 async def test_a_finished_session_gives_its_permit_back(
     client: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
@@ -257,16 +280,17 @@ async def test_a_finished_session_gives_its_permit_back(
     ):
         finish = router.url + "/finish_session"
         table = router.router.gate.controller.table
-        for name in ("agent-1", "agent-2", "agent-3"):
+        for name in ("agent-1", "agent-2", "agent-3", "agent-4"):
             async with client.post(router.url + CHAT, json=BODY, headers={"X-Session-ID": name}) as answer:
                 assert answer.status == 200
-        assert table.by_class["agentic"] == 3
+        assert table.by_class["agentic"] == 4
 
         answers = []
         for kwargs in (
             {"params": {"session_id": "agent-1"}},
             {"json": {"session_id": "agent-2"}},
             {"headers": {"X-Session-ID": "agent-3"}},
+            {"json": {"metadata": {"session_id": "agent-4"}}},
             {"params": {"session_id": "agent-1"}},
             {"data": b"no json"},
             {},
@@ -275,7 +299,7 @@ async def test_a_finished_session_gives_its_permit_back(
                 assert answer.status == 200
                 answers.append((await answer.json())["finished"])
 
-        assert answers == [True, True, True, False, False, False]
+        assert answers == [True, True, True, True, False, False, False]
         assert len(table) == 0
 
 

@@ -89,6 +89,28 @@ async def test_emulated_engines_hand_over_their_blocks(client: aiohttp.ClientSes
         assert float(external[0].rpartition(" ")[2]) > 0
 
 
+async def test_several_samples_are_prefilled_where_they_are_decoded(
+    client: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """vLLM hands over the blocks of one sequence; GRPO trainers ask for a group with n."""
+    flags = (
+        *("--served-model-name", "m", "--num-gpu-blocks-override", "1024", "--max-model-len", "4096"),
+        *("--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'),
+    )
+    async with (
+        running_server(*flags, time_scale=200.0) as prefill,
+        running_server(*flags, time_scale=200.0) as decode,
+        running_router(tmp_path / "pool.json", pd_pool(d=decode.url, p=prefill.url)) as router,
+    ):
+        group = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "n": 3, "max_tokens": 4}
+        prompts = {"model": "m", "prompt": ["a", "b"], "max_tokens": 4}
+        for path, body, choices in (("chat/completions", group, 3), ("completions", prompts, 2)):
+            url, headers = f"{router.url}/v1/{path}", {"X-Rollout-Class": "rlvr"}
+            async with client.post(url, json=body, headers=headers) as answer:
+                assert answer.status == 200
+                assert len((await answer.json())["choices"]) == choices
+
+
 async def unwell(request: web.Request, body: dict[str, Any]) -> web.StreamResponse:
     return web.json_response({"error": {"message": "boom"}}, status=500)
 

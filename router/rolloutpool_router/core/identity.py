@@ -146,7 +146,7 @@ def _checked(value: str, where: str) -> str | Refusal:
     if not value.isprintable():
         return Refusal(
             Outcome.SESSION_INVALID,
-            f"the session id in {where} has control characters: send printable characters only",
+            f"the session id in {where} has control characters or is no UTF-8: send printable text",
             where,
         )
     return value

@@ -53,6 +53,14 @@ class Remote:
     reason: str
 
 
+def one_sequence(body: Mapping[str, Any]) -> bool:
+    """Whether a request asks for one sample of one prompt: vLLM hands over the KV blocks of one sequence."""
+    prompt = body.get("prompt")
+    several = isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
+    samples = max((value for name in ("n", "best_of") if isinstance(value := body.get(name), int)), default=1)
+    return samples <= 1 and not several and not body.get("use_beam_search")
+
+
 def choose_prefill(
     engines: Sequence[PrefillEngine], *, revision: str, prompt_tokens: int, rng: Random
 ) -> Local | Remote:

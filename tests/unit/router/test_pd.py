@@ -14,6 +14,7 @@ from rolloutpool_router.core.pd import (
     Remote,
     choose_prefill,
     decode_leg,
+    one_sequence,
     prefill_leg,
 )
 
@@ -65,6 +66,25 @@ def test_the_first_leg_asks_for_one_token(body: dict[str, Any], expected: dict[s
 
     assert prefill_leg(body) == expected | {"kv_transfer_params": REQUEST_PREFILL}
     assert body == before
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        pytest.param({"messages": []}, True, id="a chat"),
+        pytest.param({"prompt": "a"}, True, id="a prompt"),
+        pytest.param({"prompt": ["a"]}, True, id="a list of one prompt"),
+        pytest.param({"prompt": [1, 2, 3]}, True, id="token ids"),
+        pytest.param({"prompt": ["a", "b"]}, False, id="two prompts"),
+        pytest.param({"prompt": [[1, 2], [3]]}, False, id="two prompts of token ids"),
+        pytest.param({"messages": [], "n": 8}, False, id="a group of samples"),
+        pytest.param({"prompt": "a", "best_of": 2}, False, id="best of two"),
+        pytest.param({"prompt": "a", "n": None}, True, id="n left out"),
+        pytest.param({"prompt": "a", "use_beam_search": True}, False, id="beams"),
+    ],
+)
+def test_blocks_of_one_sequence_alone_are_handed_over(body: dict[str, Any], expected: bool) -> None:
+    assert one_sequence(body) is expected
 
 
 def test_the_second_leg_is_the_request_with_the_parameters_verbatim() -> None:
