@@ -101,7 +101,20 @@ def doctor() -> None:
 def _usage(cluster: Cluster) -> None:
     folder = cluster.environment()["PATH"].split(os.pathsep)[0]
     console.print(f"\nexport KUBECONFIG={cluster.kubeconfig}\nexport PATH={folder}:$PATH", soft_wrap=True)
-    console.print("kubectl get pods -A\n\nCtrl-C ends it.", highlight=False)
+    console.print("kubectl get pods -A\n", highlight=False)
+    if cluster.can_run_pods:
+        console.print(f"{_install(cluster)}\nkubectl apply -f examples/mixed-rollouts.yaml\n", soft_wrap=True)
+    console.print("Ctrl-C ends it.")
+
+
+def _install(cluster: Cluster) -> str:
+    """How to install the chart with the images that were loaded."""
+    parts = [(name, *cluster.image(name).rsplit(":", 1)) for name in ("operator", "router")]
+    flags = (f"--set {n}.image.repository={repo} --set {n}.image.tag={tag}" for n, repo, tag in parts)
+    return (
+        "helm install rolloutpool charts/rolloutpool -n rolloutpool-system --create-namespace --wait "
+        + " ".join(flags)
+    )
 
 
 def main() -> None:

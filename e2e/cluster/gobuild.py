@@ -21,9 +21,10 @@ GO = (1, 26)
 
 @dataclass(frozen=True)
 class GoModule:
-    """A Go module: its folder, the packages to build, linker flags, minutes from nothing on two cores."""
+    """A Go module: its folder, packages to build, linker flags, and minutes from nothing on two cores."""
 
     name: str
+    title: str
     folder: Path
     packages: tuple[str, ...]
     ldflags: str
@@ -43,13 +44,16 @@ COMMANDS = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kube
 MODULES = (
     GoModule(
         name="kubernetes",
+        title=f"Kubernetes {KUBERNETES} and etcd",
         folder=HERE,
         packages=(*(f"k8s.io/kubernetes/cmd/{name}" for name in COMMANDS), "./etcd", "./pause"),
         ldflags=_kubernetes_ldflags(),
         minutes=7,
     ),
-    GoModule(name="coredns", folder=HERE / "coredns", packages=(".",), ldflags="-s -w", minutes=1.5),
-    GoModule(name="netpol", folder=HERE / "netpol", packages=(".",), ldflags="-s -w", minutes=2.5),
+    GoModule("coredns", "CoreDNS", HERE / "coredns", packages=(".",), ldflags="-s -w", minutes=1.5),
+    GoModule(
+        "netpol", "NetworkPolicy enforcer", HERE / "netpol", packages=(".",), ldflags="-s -w", minutes=2.5
+    ),
 )
 
 
@@ -110,8 +114,8 @@ def build_module(module: GoModule, steps: Steps) -> Path:
         return folder
     if fault := go_fault(go_version()):
         raise ClusterError(f"the cluster {fault}")
-    names = ", ".join(programs(module))
-    with steps.step(f"built {names} (once; about {module.minutes:g} min on two cores)") as note:
+    what = f"{module.title}, from source (once; about {module.minutes:g} min on two cores)"
+    with steps.step(what) as note:
         return build_once(folder, lambda aside: _go_build(module, aside, note))
 
 

@@ -94,11 +94,13 @@ def complete(url: str, rollout_class: str, tokens: int = 16) -> httpx.Response:
 
 
 def test_caps_reach_the_router(world: Pods, pool: str, url: str) -> None:
-    admission = eventually("caps", lambda: world.admission(pool), WAIT_SECONDS)
-    assert [engine["name"] for engine in admission["engines"]] == [
-        f"{pool}-aggregated-tp1-0",
-        f"{pool}-aggregated-tp1-1",
-    ]
+    expected = [f"{pool}-aggregated-tp1-{number}" for number in range(2)]
+
+    def for_both() -> bool:
+        return [engine["name"] for engine in world.admission(pool).get("engines", [])] == expected
+
+    eventually("caps of both engines", for_both, WAIT_SECONDS)
+    admission = world.admission(pool)
     assert all(engine["capacityBlocks"] > 0 for engine in admission["engines"])
     assert all(item["cap"] >= 1 for engine in admission["engines"] for item in engine["classes"])
 
