@@ -29,6 +29,10 @@ OBJECT: Rules = (
         f"self.metadata.name.size() <= {MAX_POOL_NAME}",
         f"metadata.name may have at most {MAX_POOL_NAME} characters: its engines' names are longer",
     ),
+    (
+        "self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",
+        "metadata.name becomes part of Service names: use lower-case letters, digits and -, a letter first",
+    ),
 )
 
 SPEC: Rules = (
@@ -51,6 +55,14 @@ SPEC: Rules = (
     (
         "!has(self.planning.replicas) || self.planning.replicas.map(g, g.replicas * g.tensorParallel * g.pipelineParallel).sum() <= self.gpus.budget",
         "spec.planning.replicas asks for more GPUs than spec.gpus.budget: lower the replicas or raise the budget",
+    ),
+    (
+        "!has(self.planning.replicas) || self.planning.replicas.exists(g, g.role == 'prefill') == self.planning.replicas.exists(g, g.role == 'decode')",
+        "spec.planning.replicas needs prefill and decode replicas together: add the other role, or use role aggregated",
+    ),
+    (
+        "!has(self.model.maxModelLen) || self.workloads.all(w, w.priors.promptTokens.p50 + w.priors.outputTokens.p50 <= self.model.maxModelLen)",
+        "the median prompt and output in spec.workloads[].priors are longer than spec.model.maxModelLen: raise it, or set shorter priors",
     ),
     (
         "self.planning.objective == 'MaximizeThroughput' || (has(self.slo) && has(self.slo.demand))",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,6 +12,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -24,7 +27,7 @@ console = Console(highlight=False)
 @contextmanager
 def step(title: str, expected: str) -> Iterator[None]:
     """Say what is done and how long it takes, then how long it took."""
-    console.print(f"\n[bold cyan]==> {title}[/] [dim](about {expected})[/]")
+    console.print(f"\n[bold cyan]==> {title}[/] [dim](about {expected})[/]", soft_wrap=True)
     begun = time.monotonic()
     yield
     console.print(f"[green]    done[/] in {time.monotonic() - begun:.1f} s")
@@ -40,14 +43,23 @@ def show(text: str) -> None:
     console.print(text, markup=False, soft_wrap=True)
 
 
-def docker_runs() -> bool:
-    """Whether a Docker engine answers."""
+def kind_runs() -> bool:
+    """Whether kind is there and a Docker engine answers."""
+    if not shutil.which("kind"):
+        return False
     try:
-        return (
-            subprocess.run(["docker", "info"], capture_output=True, timeout=10, check=False).returncode == 0
-        )
+        done = subprocess.run(["docker", "info"], capture_output=True, timeout=10, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return False
+    return done.returncode == 0
+
+
+def reasons_against_a_cluster() -> list[str]:
+    """Why no cluster can run here; empty where one can."""
+    if "E2E_CLUSTER" not in os.environ and kind_runs():
+        os.environ["E2E_CLUSTER"] = "kind"
+    builtin = os.environ.get("E2E_CLUSTER", "builtin") == "builtin"
+    return list(kit.missing()) if builtin else []
 
 
 def in_cluster() -> None:
@@ -70,12 +82,17 @@ def in_cluster() -> None:
             cluster.forward(steps.NAMESPACE, f"{name}-router", port) as url,
             step("Drive trainer-like mixed rollouts through the router's Service", f"{LOAD_SECONDS:.0f} s"),
         ):
-            steps.run_load(url, steps.EXAMPLE, seconds=LOAD_SECONDS)
-        with step(f"kubectl describe rolloutpool {name}", "1 s"):
-            console.print(steps.describe(cluster, name), markup=False)
-            console.print(
-                cluster.kubectl("get", "rolloutpool", "-n", steps.NAMESPACE, "-o", "wide"), markup=False
-            )
+            seen: list[str] = []
+
+            def look() -> None:
+                seen.append(steps.describe(cluster, name))
+                seen.append(cluster.kubectl("get", "rolloutpool", "-n", steps.NAMESPACE, "-o", "wide"))
+
+            steps.run_load(url, steps.EXAMPLE, seconds=LOAD_SECONDS, near_end=look)
+        console.print(
+            f"\n[bold cyan]==> kubectl describe rolloutpool {name}[/] [dim](as it was under load)[/]"
+        )
+        show("\n".join(seen))
         console.print("\n[bold cyan]==> Clean up[/]")
 
 
@@ -92,25 +109,29 @@ def without_cluster(reasons: list[str]) -> None:
                 with step("Start the pool as local processes and wait for Ready", "10 s"):
                     url = _local_url(Path(folder), pool)
                 with step("Drive trainer-like mixed rollouts through the router", f"{LOAD_SECONDS:.0f} s"):
-                    steps.run_load(url, steps.EXAMPLE, seconds=LOAD_SECONDS)
-                with step("rolloutpool local status", "1 s"):
-                    subprocess.run([str(steps.COMMAND), "local", "status", *common], check=True)
+                    status = partial(
+                        subprocess.check_output, [str(steps.COMMAND), "local", "status", *common]
+                    )
+                    seen: list[str] = []
+                    steps.run_load(
+                        url,
+                        steps.EXAMPLE,
+                        seconds=LOAD_SECONDS,
+                        near_end=lambda: seen.append(status(text=True)),
+                    )
+                console.print("\n[bold cyan]==> rolloutpool local status[/] [dim](as it was under load)[/]")
+                show("\n".join(seen))
             finally:
                 pool.send_signal(signal.SIGINT)
 
 
 def _local_url(folder: Path, pool: subprocess.Popen[bytes], timeout: float = 60.0) -> str:
     """The router's address, once the pool is Ready."""
-    deadline = time.monotonic() + timeout
+    deadline, stored = time.monotonic() + timeout, folder / "pool.json"
     while time.monotonic() < deadline and pool.poll() is None:
-        status = subprocess.run(
-            [str(steps.COMMAND), "local", "url", "--state-dir", str(folder)],
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if status.returncode == 0:
-            return status.stdout.strip()
+        found = json.loads(stored.read_text()) if stored.exists() else None
+        if found and steps.condition(found)["status"] == "True":
+            return str(found["status"]["endpoints"]["router"])
         time.sleep(0.5)
     raise steps.StepFailed(f"the local pool was not Ready within {timeout:.0f} s: its logs are in {folder}")
 
@@ -118,9 +139,7 @@ def _local_url(folder: Path, pool: subprocess.Popen[bytes], timeout: float = 60.
 def main() -> int:
     """Choose where to run, run, and say what to look at when it fails."""
     begun = time.monotonic()
-    if "E2E_CLUSTER" not in os.environ and docker_runs():
-        os.environ["E2E_CLUSTER"] = "kind"
-    reasons = list(kit.missing())
+    reasons = reasons_against_a_cluster()
     console.print("[bold]RolloutPool demo[/]: one pool, three rollout classes, on this machine alone")
     try:
         if reasons:

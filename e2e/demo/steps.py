@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -157,15 +158,22 @@ def load_command(url: str, manifest: Path, *, seconds: float, more: tuple[str, .
     return [str(COMMAND), "load", "--url", url, "-f", str(manifest), "--duration", f"{seconds:.0f}s", *more]
 
 
-def run_load(url: str, manifest: Path, *, seconds: float, more: tuple[str, ...] = ()) -> None:
+def run_load(url: str, manifest: Path, *, seconds: float, near_end: Callable[[], None]) -> None:
     """Drive load with its own progress and table on the terminal.
+
+    Args:
+        near_end: called once, while the load is on.
 
     Raises:
         StepFailed: if it lost a session.
     """
-    done = subprocess.run(load_command(url, manifest, seconds=seconds, more=more), check=False)
-    if done.returncode != 0:
-        raise StepFailed(f"the load ended with code {done.returncode}: see its last lines above")
+    with subprocess.Popen(load_command(url, manifest, seconds=seconds)) as load:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            load.wait(timeout=0.75 * seconds)
+        near_end()
+        code = load.wait()
+    if code != 0:
+        raise StepFailed(f"the load ended with code {code}: see its last lines above")
 
 
 def describe(cluster: Cluster, name: str) -> str:

@@ -21,12 +21,15 @@ def refused(message: str, name: str = "refused", **changes: Any) -> Any:
 
 REFUSED_ON_CREATE = [
     refused(cel.OBJECT[0][1], name="x" * (labels.MAX_POOL_NAME + 1)),
+    refused(cel.OBJECT[1][1], name="a.b"),
     refused(cel.SPEC[0][1], workloads=[{"name": "a", "share": 0.6}, {"name": "b", "share": 0.5}]),
     refused(cel.SPEC[1][1], gpus__budget=1, planning__allowedParallelism=TP2),
     refused(cel.SPEC[2][1], gpus__budget=1, planning__mode="Disaggregated"),
     refused(cel.SPEC[3][1], gpus__budget=3, planning__mode="Disaggregated", planning__allowedParallelism=TP2),
     refused(cel.SPEC[4][1], planning={"mode": "Manual", "replicas": [GROUP]}),
-    refused(cel.SPEC[5][1], planning__objective="MinimizeGPUs"),
+    refused(cel.SPEC[5][1], planning={"mode": "Manual", "replicas": [{"role": "prefill", "replicas": 1}]}),
+    refused(cel.SPEC[6][1], model__maxModelLen=1000),
+    refused(cel.SPEC[7][1], planning__objective="MinimizeGPUs"),
     refused(cel.MODEL[0][1], model__source="pvc://claim-without-path"),
     refused(cel.ENGINE[0][1], engine__extraArgs=["--port=9000"]),
     refused(
@@ -42,6 +45,6 @@ REFUSED_ON_CREATE = [
     refused(cel.PLANNING[0][1], planning__mode="Manual"),
 ]
 REFUSED_ON_UPDATE = [
-    refused(cel.SPEC[6][1], name="immutable", model__name="other"),
-    refused(cel.SPEC[7][1], name="immutable", gpus__resourceName="amd.com/gpu"),
+    refused(cel.SPEC[8][1], name="immutable", model__name="other"),
+    refused(cel.SPEC[9][1], name="immutable", gpus__resourceName="amd.com/gpu"),
 ]

@@ -27,7 +27,10 @@ def _broken(schema: Schema, value: Any, old: Any, *, path: str) -> Iterator[str]
     for rule in schema.get("x-kubernetes-validations", ()):
         about_change = "oldSelf" in rule["rule"]
         if not (about_change and old is None) and not _holds(rule["rule"], value, old):
-            yield str(rule["message"])
+            named = (
+                rule["message"] if "spec." in rule["message"] or not path else f"{path}: {rule['message']}"
+            )
+            yield str(named)
     yield from _duplicates(schema, value, path)
     if isinstance(value, Mapping):
         before = old if isinstance(old, Mapping) else {}

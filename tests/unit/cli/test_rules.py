@@ -10,7 +10,8 @@ from rolloutpool_testkit.refusals import REFUSED_ON_CREATE, REFUSED_ON_UPDATE
 
 @pytest.mark.parametrize(("message", "manifest"), REFUSED_ON_CREATE)
 def test_refused_on_create(message: str, manifest: Manifest) -> None:
-    assert broken_rules(parse_pool(manifest).to_wire()) == (message,)
+    (problem,) = broken_rules(parse_pool(manifest).to_wire())
+    assert problem.endswith(message)
 
 
 @pytest.mark.parametrize(("message", "manifest"), REFUSED_ON_UPDATE)
@@ -23,6 +24,14 @@ def test_refused_on_update(message: str, manifest: Manifest) -> None:
 
 def test_a_good_object_breaks_none() -> None:
     assert broken_rules(parse_pool(pool_manifest()).to_wire()) == ()
+
+
+def test_a_rule_about_a_part_names_the_part() -> None:
+    wrong = pool_manifest(
+        workloads=[{"name": "a", "share": 1, "priors": {"promptTokens": {"p50": 9, "p95": 3}}}]
+    )
+    (problem,) = broken_rules(parse_pool(wrong).to_wire())
+    assert problem.startswith("spec.workloads.0.priors.promptTokens: a token prior needs p95 >= p50")
 
 
 def test_names_that_must_differ() -> None:
