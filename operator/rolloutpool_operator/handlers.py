@@ -56,6 +56,7 @@ class Watches:
         metrics: Metrics,
         add: Callable[[PoolKey], None],
         every: Callable[[], None],
+        foreign: Callable[[PoolKey, Mapping[str, Any] | None], bool],
     ) -> None:
         """Make the sink of watch events.
 
@@ -64,11 +65,13 @@ class Watches:
             metrics: counts events.
             add: marks a pool as dirty.
             every: marks all pools as dirty: a node changed.
+            foreign: whether a pool's status was written by somebody else.
         """
         self._audit = audit
         self._metrics = metrics
         self._add = add
         self._every = every
+        self._foreign = foreign
         self._changes = Changes()
 
     def deliver(self, kind: str, event: Mapping[str, Any]) -> None:
@@ -78,11 +81,13 @@ class Watches:
         self._audit.delivered(kind, str(meta.get("uid", "")), str(meta.get("resourceVersion", "")))
         if kind == LEASES.kind:
             return
+        key = owner(kind, body)
         relevant = self._changes.matters(kind, body, gone=event["type"] == "DELETED")
+        if kind == POOL.kind and key and not relevant:
+            relevant = self._foreign(key, body.get("status"))
         self._metrics.events.labels(kind=kind, relevant=str(relevant).lower()).inc()
         if not relevant:
             return
-        key = owner(kind, body)
         if key:
             self._add(key)
         elif kind == NODE.kind:

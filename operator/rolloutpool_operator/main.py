@@ -8,7 +8,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 import kopf
 import kubernetes.config
@@ -94,7 +95,11 @@ class Operator:
 
     async def _watch(self) -> None:
         watches = Watches(
-            audit=self._audit, metrics=self._metrics, add=self._queue.add, every=self._all_pools
+            audit=self._audit,
+            metrics=self._metrics,
+            add=self._queue.add,
+            every=self._all_pools,
+            foreign=self._foreign,
         )
         namespaces = self._settings.watched_namespaces
         await kopf.operator(
@@ -126,6 +131,10 @@ class Operator:
         if memory.gone:
             self._forget(key)
         return again
+
+    def _foreign(self, key: PoolKey, status: Mapping[str, Any] | None) -> bool:
+        memory = self._memories.find(key)
+        return memory is not None and memory.is_foreign(status)
 
     def _all_pools(self) -> None:
         self._gpus.invalidate()

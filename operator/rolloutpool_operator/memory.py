@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
 
 from rolloutpool_api.status import RolloutPoolStatus
 from rolloutpool_operator.core.choosing import Answer
@@ -17,6 +21,8 @@ REPEAT_SECONDS = 300.0
 """The same Event is not told again within this time, in seconds."""
 MAX_TOLD = 64
 """Most Events remembered for that."""
+MAX_STATUSES = 8
+"""Most statuses remembered, to know one's own when a watch delivers it late."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,8 @@ class PoolMemory:
     """Caps by class as of the last Event about them."""
     told: OrderedDict[PoolEvent, float] = field(default_factory=OrderedDict)
     """When an Event was last told, in Unix seconds."""
+    statuses: deque[RolloutPoolStatus] = field(default_factory=lambda: deque(maxlen=MAX_STATUSES))
+    """The statuses last read and written, the oldest first."""
 
     def saw(self, observed: Observed) -> None:
         """Take in what was gathered; a stored status older than the one that was written is ignored.
@@ -78,7 +86,17 @@ class PoolMemory:
         self.observed, self.gone = observed, False
         if not _older(observed.resource_version, self.resource_version):
             self.stored = observed.status
+            self.statuses.append(observed.status)
             self.resource_version = observed.resource_version
+
+    def is_foreign(self, status: Mapping[str, Any] | None) -> bool:
+        """Whether a status that a watch delivers comes from somebody else and was not read yet."""
+        if not self.statuses:
+            return False
+        try:
+            return RolloutPoolStatus.model_validate(status or {}) not in self.statuses
+        except ValidationError:
+            return True
 
     def untold(self, events: tuple[PoolEvent, ...], now: float) -> tuple[PoolEvent, ...]:
         """Those of the events that were not told lately; they count as told now."""
@@ -98,6 +116,10 @@ class Memories:
 
     def __init__(self) -> None:
         self._pools: dict[PoolKey, PoolMemory] = {}
+
+    def find(self, key: PoolKey) -> PoolMemory | None:
+        """The memory of a pool, if there is one."""
+        return self._pools.get(key)
 
     def of(self, key: PoolKey) -> PoolMemory:
         """The memory of a pool; a new one for a new pool."""

@@ -36,6 +36,7 @@ async def write_status(
         if not patch and not told:
             return False
         observed = memory.observed
+        memory.statuses.append(new)
         memory.resource_version = await platform.report(
             Report(
                 key=observed.key,

@@ -11,6 +11,7 @@ from cluster import Cluster
 from rolloutpool_api import crdgen
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_testkit.manifests import Manifest, pool_manifest
+from rolloutpool_testkit.operators import install_crd
 from rolloutpool_testkit.refusals import REFUSED_ON_CREATE, REFUSED_ON_UPDATE, WORKLOAD
 
 REFUSED_BY_SCHEMA = [
@@ -31,10 +32,7 @@ def apply(control_plane: Cluster, manifest: Manifest) -> str:
 @pytest.fixture(scope="module", autouse=True)
 def installed(control_plane: Cluster) -> Iterator[None]:
     """The CRD, and one pool that updates are tried on."""
-    control_plane.kubectl("apply", "--server-side", "-f", "-", input=crdgen.render())
-    control_plane.kubectl(
-        "wait", "--for=condition=Established", "crd/rolloutpools.rolloutpool.dev", "--timeout=20s"
-    )
+    install_crd(control_plane)
     apply(control_plane, pool_manifest("immutable"))
     yield
     control_plane.kubectl("delete", "rolloutpool", "--all", "-n", "default")

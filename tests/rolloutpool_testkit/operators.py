@@ -45,6 +45,15 @@ def eventually(what: str, check: Callable[[], Any], timeout: float = WAIT_SECOND
     return found
 
 
+def install_crd(cluster: Cluster) -> None:
+    """Apply the CRD and wait until the API server serves it."""
+    cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=crdgen.render())
+    # Not `kubectl wait`: it fails on an object that has no conditions yet.
+    established = '-o=jsonpath={.status.conditions[?(@.type=="Established")].status}'
+    get = ("get", "crd", "rolloutpools.rolloutpool.dev", established)
+    eventually("the CRD is established", lambda: cluster.kubectl(*get) == "True")
+
+
 class Operator:
     """One operator process on this machine."""
 
@@ -113,9 +122,7 @@ class World:
         """Make the namespace and make sure of the CRD."""
         self.cluster = cluster
         self.namespace = namespace
-        cluster.kubectl("apply", "--server-side", "--force-conflicts", "-f", "-", input=crdgen.render())
-        crd = "crd/rolloutpools.rolloutpool.dev"
-        cluster.kubectl("wait", "--for=condition=Established", crd, "--timeout=20s")
+        install_crd(cluster)
         cluster.kubectl("create", "namespace", namespace)
 
     def close(self) -> None:

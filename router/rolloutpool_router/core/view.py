@@ -116,6 +116,8 @@ def accept(
     admission = pool.status.admission
     if admission is not None and admission.revision < old.revision and not new_spec:
         return Ignored(f"admission.revision {admission.revision} is older than {old.revision}")
+    if old.engines and not pool.status.endpoints.admin and not new_spec:
+        return Ignored("status.endpoints lists no engine any more: those known stay")
     if admission is None or admission.revision == old.revision:
         admission = old.admission or admission
     return build_view(pool, admission, known)

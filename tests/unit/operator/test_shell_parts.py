@@ -148,7 +148,13 @@ async def test_health_is_what_the_audit_says() -> None:
 def make_watches() -> tuple[Watches, list[PoolKey | str], WatchAudit]:
     added: list[PoolKey | str] = []
     audit = WatchAudit(limit_seconds=1.0)
-    watches = Watches(audit=audit, metrics=Metrics(), add=added.append, every=lambda: added.append("all"))
+    watches = Watches(
+        audit=audit,
+        metrics=Metrics(),
+        add=added.append,
+        every=lambda: added.append("all"),
+        foreign=lambda key, status: status == {"phase": "foreign"},
+    )
     return watches, added, audit
 
 
@@ -174,6 +180,11 @@ def test_events_mark_pools() -> None:
     watches.deliver("RolloutPool", {"type": "MODIFIED", "object": body("3", 2)})
     watches.deliver("RolloutPool", {"type": "DELETED", "object": body("4", 2)})
     assert len(added) == 3
+    watches.deliver("RolloutPool", {"type": "ADDED", "object": body("5")})
+    damaged = {**body("6"), "status": {"phase": "foreign"}}
+    watches.deliver("RolloutPool", {"type": "MODIFIED", "object": damaged})
+    assert len(added) == 5, "a status of somebody else is to be put right"
+    del added[3:]
     node = {"metadata": {"name": "n", "uid": "n"}, "spec": {}, "status": {}}
     watches.deliver("Node", {"type": "ADDED", "object": node})
     assert added[-1] == "all"

@@ -36,7 +36,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         self.entered: Counter[str] = Counter()
         self.apply(caps={"rlvr": 2, "rlhf": 1, "agentic": 1}, engines=["e0", "e1"])
 
-    @rule(caps=caps_of_classes, engines=st.lists(st.sampled_from(sorted(ENGINES)), unique=True))
+    @rule(caps=caps_of_classes, engines=st.lists(st.sampled_from(sorted(ENGINES)), unique=True, min_size=1))
     def apply(self, caps: dict[str, int], engines: list[str]) -> None:
         self.revision += 1
         pool = pool_object({name: ENGINES[name] for name in engines}, caps=caps, revision=self.revision)

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from rolloutpool_api.status import RolloutPoolStatus
 from rolloutpool_api.v1alpha1 import RolloutPool, parse_pool
 from rolloutpool_router.core.demand import prior_cost
 from rolloutpool_router.core.view import Ignored, PoolView, accept
@@ -36,6 +37,14 @@ def accepted(old: PoolView | None, new: RolloutPool) -> PoolView:
     view = accept(old, new)
     assert isinstance(view, PoolView)
     return view
+
+
+def test_engines_do_not_vanish_with_a_damaged_status() -> None:
+    old = accepted(None, pool(caps=5, revision=5))
+    damaged = pool(caps=5, revision=5).model_copy(update={"status": RolloutPoolStatus()})
+    view = accept(old, damaged)
+    assert isinstance(view, Ignored)
+    assert "no engine" in view.reason
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,35 @@
+"""What the operator remembers of a pool: its own statuses, so that it knows those of others."""
+
+from typing import Any
+
+import pytest
+
+from rolloutpool_api.status import RolloutPoolStatus
+from rolloutpool_operator.memory import MAX_STATUSES, PoolMemory
+
+
+def phase(text: str) -> RolloutPoolStatus:
+    return RolloutPoolStatus(phase=text)
+
+
+@pytest.mark.parametrize(
+    ("known", "delivered", "expected"),
+    [
+        pytest.param([], {"phase": "Ready"}, False, id="nothing read yet"),
+        pytest.param(["Ready"], phase("Ready").to_wire(), False, id="own"),
+        pytest.param(["Ready", "Degraded"], phase("Ready").to_wire(), False, id="own, delivered late"),
+        pytest.param(["Ready"], {"phase": "Failed"}, True, id="another's"),
+        pytest.param(["Ready"], None, True, id="taken away"),
+        pytest.param(["Ready"], {"phase": 3}, True, id="unreadable"),
+    ],
+)
+def test_is_foreign(known: list[str], delivered: dict[str, Any] | None, expected: bool) -> None:
+    memory = PoolMemory()
+    memory.statuses.extend(phase(text) for text in known)
+    assert memory.is_foreign(delivered) is expected
+
+
+def test_few_statuses_are_remembered() -> None:
+    memory = PoolMemory()
+    memory.statuses.extend(phase(str(number)) for number in range(100))
+    assert len(memory.statuses) == MAX_STATUSES
