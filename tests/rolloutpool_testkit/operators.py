@@ -184,11 +184,14 @@ class World:
 
 
 def quiet(operator: Operator) -> float:
-    """Wait until no reconcile runs any more; returns how many there were."""
+    """Wait until nothing is reconciled nor written any more; returns how many reconciles there were."""
+
+    def counts() -> tuple[float, float]:
+        return operator.metric("reconciles_total"), operator.metric("status_writes_total")
 
     def still() -> float:
-        before = operator.metric("reconciles_total")
-        time.sleep(1.5)
-        return before if operator.metric("reconciles_total") == before else 0
+        before = counts()
+        time.sleep(2.5)  # longer than the admission loop's period
+        return before[0] if counts() == before else 0
 
     return float(eventually("the operator is quiet", still))
