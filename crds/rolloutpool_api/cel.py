@@ -90,6 +90,14 @@ ENGINE: Rules = (
         f"!has(self.extraArgs) || self.extraArgs.all(a, ![{_FLAGS}].exists(f, a == f || a.startsWith(f + '=')))",
         "spec.engine.extraArgs may not set what the operator sets from the spec: " + " ".join(OPERATOR_FLAGS),
     ),
+    (
+        "!has(self.env) || self.env.all(e, !e.name.startsWith('VLLM_NIXL_SIDE_CHANNEL_'))",
+        "spec.engine.env may not set VLLM_NIXL_SIDE_CHANNEL_HOST and _PORT: the operator sets them to the pod's address",
+    ),
+    (
+        "!has(self.resources) || !has(self.resources.limits) || self.resources.limits.all(name, !name.endsWith('/gpu'))",
+        "spec.engine.resources.limits may not name GPUs: an engine gets those of the plan, out of spec.gpus.budget",
+    ),
 )
 
 ENV: Rules = (

@@ -32,6 +32,8 @@ REFUSED_ON_CREATE = [
     refused(cel.SPEC[7][1], planning__objective="MinimizeGPUs"),
     refused(cel.MODEL[0][1], model__source="pvc://claim-without-path"),
     refused(cel.ENGINE[0][1], engine__extraArgs=["--port=9000"]),
+    refused(cel.ENGINE[1][1], engine__env=[{"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "0.0.0.0"}]),
+    refused(cel.ENGINE[2][1], engine__resources={"limits": {"nvidia.com/gpu": "4"}}),
     refused(
         cel.ENV[0][1],
         engine__env=[{"name": "A", "value": "1", "valueFrom": {"fieldRef": {"fieldPath": "x"}}}],
