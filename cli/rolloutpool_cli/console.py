@@ -36,8 +36,8 @@ def fail(message: str, *, code: int = FAILURE) -> NoReturn:
 def load_pool(path: Path) -> RolloutPool:
     """Read a manifest; a wrong one ends the command with USAGE_ERROR and the lines to change."""
     try:
-        return parse_manifest(path.read_text())[1]
-    except (OSError, UnicodeDecodeError) as error:
+        return parse_manifest(path.read_text(errors="replace"))[1]
+    except OSError as error:
         fail(f"cannot read the manifest: {error}", code=USAGE_ERROR)
     except InvalidManifest as error:
         fail(manifest_error(path, error), code=USAGE_ERROR)

@@ -64,8 +64,6 @@ def load(
             sessions=sessions,
         )
     )
-    if report is None:
-        fail(f"nothing answers at {url}: start the pool, or correct --url")
     if as_json:
         output().print(json.dumps(report.to_wire(), indent=2))
     else:
@@ -83,17 +81,24 @@ async def _run(
     drain_seconds: float,
     seed: int,
     sessions: bool,
-) -> LoadReport | None:
-    """Run the load and show its table; None if nothing answers at the URL."""
+) -> LoadReport:
+    """Run the load and show its table."""
     run_id = f"load-{seed}-{random.getrandbits(32):08x}"
     scenario = Scenario(
         pool.spec.workloads, max_model_len=pool.spec.model.max_model_len, run=run_id, rng=random.Random(seed)
     )
     async with TrainerClient(url, model=pool.spec.model.name) as client:
         try:
-            await client.check()
+            served = await client.classes()
         except AttemptFailed:
-            return None
+            fail(f"nothing answers at {url}: start the pool, or correct --url")
+        unknown = sorted({workload.name for workload in pool.spec.workloads} - set(served))
+        if served and unknown:
+            fail(
+                f"the router at {url} serves {', '.join(served)} and knows no {', '.join(unknown)}: "
+                "give the manifest of its pool with -f",
+                code=USAGE_ERROR,
+            )
         run = LoadRun(
             client=client,
             scenario=scenario,

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+from pydantic import ValidationError
+
+from rolloutpool_api.snapshot import AdmissionSnapshot
 
 CONNECT_SECONDS = 5.0
 """Longest time to connect. Answers have no limit: a session may wait long for admission."""
@@ -112,19 +115,23 @@ class TrainerClient:
         except (aiohttp.ClientError, OSError):
             pass  # the router ends the session by its idle time
 
-    async def check(self) -> None:
-        """See that something answers at the URL.
+    async def classes(self) -> tuple[str, ...]:
+        """The classes that the router at the URL serves; empty if what answers there is none, or not yet.
 
         Raises:
-            AttemptFailed: nothing does.
+            AttemptFailed: nothing answers.
         """
         try:
             async with self._http.get(
-                f"{self._url}/health", timeout=aiohttp.ClientTimeout(total=CONNECT_SECONDS)
+                f"{self._url}/admission/snapshot", timeout=aiohttp.ClientTimeout(total=CONNECT_SECONDS)
             ) as response:
-                await response.read()
+                payload = await response.read()
         except (aiohttp.ClientError, OSError) as error:
             raise AttemptFailed(f"{type(error).__name__}: {error}") from error
+        try:
+            return tuple(item.name for item in AdmissionSnapshot.model_validate_json(payload).classes)
+        except ValidationError:
+            return ()
 
     @property
     def _http(self) -> aiohttp.ClientSession:

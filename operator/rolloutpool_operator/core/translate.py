@@ -76,7 +76,12 @@ def read_profile(spec: RolloutPoolSpec, facts: ProfileFacts) -> PerformanceProfi
         return load_builtin(reference.builtin)
     if facts.text is None:
         raise ProfileError(facts.error or "spec.planning.profile names no profile")
-    return parse_profile(facts.text)
+    try:
+        return parse_profile(facts.text)
+    except ProfileError as error:
+        named = reference.config_map_ref
+        where = f"ConfigMap {named.name}, key {named.key}: " if named else ""
+        raise ProfileError(f"{where}{error}") from None
 
 
 def selection_note(gpus: GpuSpec, nodes: Iterable[NodeFacts] | None) -> str:

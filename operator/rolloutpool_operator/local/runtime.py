@@ -42,7 +42,7 @@ class LocalPool:
             OSError: it cannot be read.
         """
         self._options = options
-        self._seen_text = options.manifest.read_text()
+        self._seen_text = options.manifest.read_text(errors="replace")
         manifest, self._pool = _read(self._seen_text, options)
         self._store = PoolStore(options.folder, clock=time.time)
         self._store.put_manifest(manifest)
@@ -77,7 +77,7 @@ class LocalPool:
         while True:
             await asyncio.sleep(MANIFEST_PERIOD_SECONDS)
             with contextlib.suppress(FileNotFoundError):  # an editor is just replacing it
-                self._take_manifest(self._options.manifest.read_text())
+                self._take_manifest(self._options.manifest.read_text(errors="replace"))
 
     def _take_manifest(self, text: str) -> None:
         if text == self._seen_text:

@@ -53,6 +53,14 @@ def test_no_plan_is_a_failure_that_names_the_smallest_budget(tmp_path: Path) -> 
     assert "Smallest budget that would do" in result.output
 
 
+def test_a_manifest_that_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "pool.yaml"
+    path.write_bytes(b"\xff\xfe\x00kind")
+    result = run("plan", "-f", str(path))
+    assert result.exit_code == 2
+    assert "this is not YAML" in result.output
+
+
 def test_a_profile_of_a_config_map_is_looked_for_beside_the_manifest(tmp_path: Path) -> None:
     reference = {"configMapRef": {"name": "measured", "key": "mine.yaml"}}
     path = tmp_path / "pool.yaml"

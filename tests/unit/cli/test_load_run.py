@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+import sys
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from aiohttp import web
 
 from rolloutpool_api.v1alpha1 import parse_pool
@@ -24,6 +26,7 @@ from rolloutpool_cli.load.runner import LoadRun
 from rolloutpool_cli.load.scenario import Scenario
 from rolloutpool_router.app import build_router
 from rolloutpool_router.server import serving
+from rolloutpool_router.testing import pool_object, running_router
 from rolloutpool_router.watch_file import watch_file
 from rolloutpool_sim.testing import running_emulator
 from rolloutpool_testkit.manifests import pool_manifest
@@ -176,6 +179,36 @@ async def test_a_refused_connection_is_an_attempt_that_failed() -> None:
         with pytest.raises(AttemptFailed) as caught:
             await client.chat([], output_tokens=1, class_name="rlhf", session_id=None)
     assert caught.value.status is None
+
+
+async def test_classes_of_a_router_and_of_what_is_none(tmp_path: Path) -> None:
+    async with serve(Stub([])) as url, TrainerClient(url, model="m") as client:
+        assert await client.classes() == ()
+    async with (
+        running_router(tmp_path / "pool.json", pool_object({})) as router,
+        TrainerClient(router.url, model="m") as client,
+    ):
+        assert await client.classes() == ("rlvr", "rlhf", "agentic")
+
+
+async def test_the_manifest_of_another_pool_is_refused(tmp_path: Path) -> None:
+    manifest = tmp_path / "pool.yaml"
+    manifest.write_text(yaml.safe_dump(pool_manifest(workloads=[{"name": "sft", "share": 1}])))
+    async with running_router(tmp_path / "pool.json", pool_object({})) as router:
+        command = (
+            sys.executable,
+            "-m",
+            "rolloutpool_cli.main",
+            "load",
+            "--url",
+            router.url,
+            "-f",
+            str(manifest),
+        )
+        process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        _, errors = await process.communicate()
+    assert process.returncode == 2
+    assert b"knows no sft" in errors
 
 
 async def test_router_and_emulator_take_the_load(tmp_path: Path) -> None:
