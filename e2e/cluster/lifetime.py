@@ -38,12 +38,21 @@ def runs_folder() -> Path:
 def sweep() -> list[str]:
     """Remove what clusters left whose process 1 was killed too (a lock tells); returns their names."""
     swept = []
-    for folder in runs_folder().iterdir():
-        with contextlib.suppress(OSError), (folder / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _remove(folder)
-            swept.append(folder.name)
+    with _claims():
+        for folder in runs_folder().iterdir():
+            with contextlib.suppress(OSError), (folder / "lock").open("w") as lock:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _remove(folder)
+                swept.append(folder.name)
     return swept
+
+
+@contextlib.contextmanager
+def _claims() -> Iterator[None]:
+    """One claims or sweeps at a time: a folder that was just made is not locked yet."""
+    with (cache_root() / "run.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _remove(folder: Path) -> None:
@@ -90,12 +99,14 @@ def open_builtin(
 @contextlib.contextmanager
 def _claimed(folder: Path) -> Iterator[int]:
     """Make the folder and lock it; yields the lock's descriptor, which process 1 of the cell inherits."""
-    try:
-        folder.mkdir()
-    except FileExistsError:
-        raise ClusterError(f"there is a cluster {folder.name} already; choose another name") from None
-    with (folder / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with contextlib.ExitStack() as held:
+        with _claims():
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                raise ClusterError(f"there is a cluster {folder.name} already; choose another name") from None
+            lock = held.enter_context((folder / "lock").open("w"))
+            fcntl.flock(lock, fcntl.LOCK_EX)
         (folder / "logs").mkdir()
         yield lock.fileno()
 

@@ -64,6 +64,8 @@ class PoolMemory:
     structure: Structure | None = None
     report: AdmissionReport = field(default_factory=AdmissionReport)
     planned: Planned | None = None
+    settled: PlannerInputs | None = None
+    """The question that the stored plan answers, as far as this process wrote it."""
     known: set[tuple[str, str]] = field(default_factory=set)
     """Kind and name of children that were there."""
     readings: dict[str, EngineReading] = field(default_factory=dict)

@@ -66,9 +66,8 @@ async def make_choice(
         inputs = planner_inputs(
             spec, profile=profile, nodes=observed.nodes, running=running_groups(observed.children)
         )
-        before = memory.planned
         answer = await _answer(observed, inputs, memory, planner=planner, now=now)
-        same_spec = _same_spec(observed, inputs, before)
+        same_spec = _same_spec(observed, inputs, memory.settled)
         judged = await _judge(stored, answer, inputs, planner=planner) if same_spec else None
     except ProfileError as error:
         answer, judged, same_spec, profile = (
@@ -135,13 +134,14 @@ def _static(inputs: PlannerInputs) -> PlannerInputs:
     return replace(inputs, node_shapes=None, current_plan=None)
 
 
-def _same_spec(observed: Observed, inputs: PlannerInputs, before: Planned | None) -> bool:
+def _same_spec(observed: Observed, inputs: PlannerInputs, settled: PlannerInputs | None) -> bool:
     """Whether the stored plan was made for this question, nodes aside.
 
-    By memory where there is any: a new image, say, changes the spec and not the question.
+    By memory where this process wrote it: a new image, say, changes the spec and not the question. A plan
+    that was made and could not be written does not count.
     """
-    if before:
-        return _static(inputs) == _static(before.inputs)
+    if settled is not None:
+        return _static(inputs) == _static(settled)
     return observed.status.observed_generation == observed.generation
 
 

@@ -66,6 +66,7 @@ async def reconcile_once(
     )
     memory.structure = structure(observed, choice, applying)
     await write_status(platform, memory, clock=clock, events=action_events(outcome.done))
+    memory.settled = memory.planned.inputs if memory.planned else None
     return _again(memory, outcome)
 
 

@@ -43,8 +43,8 @@ class Settings(BaseModel):
     """Port of /healthz and /metrics."""
     log_level: Annotated[str, Field(pattern="^(debug|info|warning|error)$")] = "info"
     """Least severe messages that are logged."""
-    workers: int = Field(default=4, ge=1, le=64)
-    """Pools reconciled at once."""
+    workers: int = Field(default=16, ge=1, le=64)
+    """Pools reconciled at once; more than plan at once, so that others go on while some plan."""
     resync_seconds: float = Field(default=120.0, ge=1, le=3600)
     """Every pool is reconciled at least this often."""
     admission_seconds: float = Field(default=2.0, ge=0.1, le=60)

@@ -90,13 +90,16 @@ class WorkQueue(Generic[K]):
             self._ready.put_nowait(key)
 
     def forget(self, key: K) -> None:
-        """Drop a key: it is not worked on again until it is added."""
+        """Drop a key: it is not worked on again until it is added.
+
+        Called by the work itself it is about what that saw: a key added since then stays.
+        """
         entry = self._entries.get(key)
         if entry is None:
             return
         entry.disarm()
         if entry.running:
-            entry.forgotten, entry.again = True, False
+            entry.forgotten = not entry.again
         else:
             del self._entries[key]
 

@@ -68,7 +68,7 @@ ROUTER = web.AppKey("router", Router)
 def build_router(name: str, *, clock: Clock = time.monotonic, rng: Random | None = None) -> Router:
     """Wire the parts; needs a running event loop."""
     rng = rng or Random()
-    controller = AdmissionController(rng)
+    controller = AdmissionController(rng, started=clock())
     gate = Gate(controller, clock)
     feed = PoolFeed(gate, clock)
     metrics = Metrics()

@@ -66,8 +66,7 @@ def used(*rules: rbac.Rule) -> set[tuple[str, str, str]]:
 
 def test_it_grants_exactly_what_the_operator_uses(control_plane: Cluster) -> None:
     everywhere = render(control_plane)
-    leases = [rbac.Rule(rule.group, rule.resources, rbac.READ) for rule in rbac.OPERATOR_NAMESPACE]
-    expected = used(*rbac.CLUSTER, *rbac.DISCOVERY, *rbac.NAMESPACED, *leases)
+    expected = used(*rbac.CLUSTER, *rbac.DISCOVERY, *rbac.NAMESPACED)
     assert grants(everywhere["ClusterRole", "rolloutpool"]["rules"]) == expected
     assert grants(everywhere["Role", "rolloutpool-heartbeat"]["rules"]) == used(*rbac.OPERATOR_NAMESPACE)
 

@@ -223,6 +223,10 @@ def serve(daemons: Daemons) -> None:
 def main() -> None:
     """Build the cell, serve, undo."""
     settings = Settings(**json.loads(sys.argv[1]))
+    if settings.namespaced and os.getpid() != 1:
+        sys.exit(
+            "this must be process 1 of a namespace of its own: at the end it kills every process it sees"
+        )
     os.set_inheritable(settings.lock, False)
     for signum in IGNORED:
         signal.signal(signum, signal.SIG_IGN)

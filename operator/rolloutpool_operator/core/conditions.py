@@ -119,7 +119,8 @@ def _plan_applied_facts(observed: Observed, choice: PlanChoice, applying: Applyi
         message = (
             f"{len(stuck)} of {replicas} engines cannot be scheduled; {stuck[0].name}: {stuck[0].message}"
         )
-        return False, reasons.INSUFFICIENT_GPUS, message
+        short = pool is not None and f"Insufficient {pool.spec.gpus.resource_name}" in stuck[0].message
+        return False, reasons.INSUFFICIENT_GPUS if short else reasons.UNSCHEDULABLE, message
     revision = engine_revision(pool.spec) if pool else ""
     updated = sum(engine.revision == revision for engine in engines)
     if updated < replicas:

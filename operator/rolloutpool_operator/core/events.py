@@ -15,6 +15,8 @@ CAPS_CHANGE = 0.25
 """Relative change of a class's cap, since it was last told, that is worth an Event."""
 QUIET_REASONS = (reasons.STARTING, reasons.POD_MISSING, reasons.ROUTER_MISSING)
 """Reasons of an unready part that are part of any start."""
+STUCK_REASONS = (reasons.INSUFFICIENT_GPUS, reasons.UNSCHEDULABLE, reasons.APPLY_FAILED)
+"""Reasons why a plan does not come about that somebody must do something about."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def _condition_events(item: Condition) -> Iterator[PoolEvent]:
         case ConditionType.PLAN_READY if not holds and item.reason != reasons.PLANNING:
             told = reasons.PLAN_INFEASIBLE if item.reason == reasons.INFEASIBLE else item.reason
             yield PoolEvent("Warning", told, item.message)
-        case ConditionType.PLAN_APPLIED if item.reason in (reasons.INSUFFICIENT_GPUS, reasons.APPLY_FAILED):
+        case ConditionType.PLAN_APPLIED if item.reason in STUCK_REASONS:
             yield PoolEvent("Warning", item.reason, item.message)
         case ConditionType.PLAN_APPLIED if item.reason in (reasons.HELD_BY_HYSTERESIS, reasons.PAUSED):
             yield PoolEvent("Normal", item.reason, item.message)

@@ -85,8 +85,11 @@ def merge_patch(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any
 def drifted(desired: Any, live: Any, *, path: str = "") -> str | None:
     """Path of the first field of `desired` that `live` has otherwise ("." for the whole); None if none is.
 
-    Fields that only `live` has (defaults, other managers') do not count, quantities compare by value.
+    Fields that only `live` has (defaults, other managers') do not count, quantities compare by value, and a
+    field that `live` lacks equals an empty one: the API server leaves those out.
     """
+    if live is None and not desired:
+        return None
     if isinstance(desired, Mapping):
         return _drifted_object(desired, live, path)
     if isinstance(desired, list):
@@ -118,6 +121,8 @@ def _same_quantity(one: Any, other: Any) -> bool:
 
 
 def _quantity(value: Any) -> Decimal | None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return Decimal(str(value))
     if not isinstance(value, str):
         return None
     number = value.rstrip("mkMGTPKi")

@@ -40,6 +40,8 @@ NAMESPACED = (
     Rule("", ("pods",), READ),
     Rule("", ("configmaps",), ("get",)),
     Rule("", ("events",), ("create",)),
+    # Kopf watches every kind in every namespace, the heartbeat's too.
+    Rule("coordination.k8s.io", ("leases",), READ),
 )
 """In every namespace with pools (a ClusterRole where all namespaces are watched)."""
 
@@ -47,8 +49,7 @@ CLUSTER = (Rule("", ("nodes",), READ),)
 """Cluster-wide, also where single namespaces are watched; without it set ROLLOUTPOOL_WATCH_NODES=false."""
 
 OPERATOR_NAMESPACE = (Rule("coordination.k8s.io", ("leases",), (*READ, "create", "patch")),)
-"""In the operator's own namespace: the heartbeat. Where all namespaces are watched the watch of Leases is
-cluster-wide, so get, list and watch belong into the ClusterRole too."""
+"""In the namespace of the heartbeat."""
 
 DISCOVERY = (
     Rule("apiextensions.k8s.io", ("customresourcedefinitions",), ("list", "watch")),

@@ -88,9 +88,15 @@ class ClassState:
 class AdmissionController:
     """Decides for each request when and where it enters."""
 
-    def __init__(self, rng: Random) -> None:
-        """Know nothing yet: until the first `apply`, every request is refused as not ready."""
+    def __init__(self, rng: Random, *, started: float = 0.0) -> None:
+        """Know nothing yet: until the first `apply`, every request is refused as not ready.
+
+        Args:
+            rng: breaks ties.
+            started: when this router started, in seconds of the clock that gives `now`.
+        """
         self._rng = rng
+        self._started = started
         self.view: PoolView | None = None
         self.fleet = Fleet()
         self.table = SessionTable()
@@ -140,7 +146,7 @@ class AdmissionController:
             if isinstance(answer, Refusal):
                 self.end_turn(resident.id, now=now, ok=False)
             return answer, []
-        if arrival.has_history and not arrival.single and (adopted := self._adopt(arrival, now)):
+        if self._may_be_forgotten(arrival, workload, now) and (adopted := self._adopt(arrival, now)):
             return adopted, []
         return self._enqueue(arrival, workload, now)
 
@@ -228,6 +234,15 @@ class AdmissionController:
             state.queue.cancel(arrival.session)
             return self._overloaded(workload, Outcome.CLASS_FULL, "no engine has room"), entered
         return mine or Queued(arrival.session, arrival.class_name), entered
+
+    def _may_be_forgotten(self, arrival: Arrival, workload: WorkloadSpec, now: float) -> bool:
+        """Whether the session may have been admitted by a router before this one.
+
+        Only while such a session could still be open: later on a prompt with an earlier answer in it is that
+        of a new session, which waits like any other.
+        """
+        young = now - self._started < workload.idle_seconds()
+        return young and arrival.has_history and not arrival.single
 
     def _adopt(self, arrival: Arrival, now: float) -> Entered | None:
         engine = self._place_now(arrival.class_name, arrival.prefix, now, avoid=())

@@ -19,6 +19,8 @@ MAX_CHUNKS = 512
 """Chunks of one prompt that are hashed: a prefix longer than that tells engines apart no better."""
 MAX_KEYS = 100_000
 """Keys in the index; the least recently used go first."""
+MAX_HOLDERS = 8
+"""Engines remembered for one key, the latest: bounds memory where many engines share a system prompt."""
 
 
 def prefix_keys(body: Mapping[str, Any]) -> tuple[bytes, ...]:
@@ -36,7 +38,7 @@ class PrefixIndex:
     """Engines by prefix key, least recently used first."""
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
-        self._engines: OrderedDict[bytes, set[str]] = OrderedDict()
+        self._engines: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
         self._max_keys = max_keys
 
     def __len__(self) -> int:
@@ -45,7 +47,8 @@ class PrefixIndex:
     def record(self, keys: Sequence[bytes], engine: str) -> None:
         """An engine holds the prefix with these keys from now on."""
         for key in keys:
-            self._engines.setdefault(key, set()).add(engine)
+            others = (name for name in self._engines.get(key, ()) if name != engine)
+            self._engines[key] = (engine, *others)[:MAX_HOLDERS]
             self._engines.move_to_end(key)
         while len(self._engines) > self._max_keys:
             self._engines.popitem(last=False)
@@ -55,8 +58,8 @@ class PrefixIndex:
         found: Counter[str] = Counter()
         holders: set[str] | None = None
         for key in keys:
-            engines = self._engines.get(key, set())
-            holders = set(engines) if holders is None else holders & engines
+            engines = self._engines.get(key, ())
+            holders = set(engines) if holders is None else holders.intersection(engines)
             if not holders:
                 break
             found.update(holders)
@@ -65,7 +68,7 @@ class PrefixIndex:
     def forget(self, engine: str) -> None:
         """An engine is gone, or its cache is empty; O(keys)."""
         for key in [key for key, engines in self._engines.items() if engine in engines]:
-            self._engines[key].discard(engine)
+            self._engines[key] = tuple(name for name in self._engines[key] if name != engine)
             if not self._engines[key]:
                 del self._engines[key]
 

@@ -180,11 +180,17 @@ def test_no_daemon_outlives_a_killed_process_1(folder: Path) -> None:
         wait_until(lambda: processes_with(f"MARK={folder}") == [])
 
 
-def test_a_cell_that_cannot_be_built_says_why(folder: Path) -> None:
-    settings = Settings(folder=str(folder), lock=sys.stderr.fileno(), namespaced=True, busybox="/nowhere")
-    broken = json.dumps({**vars(settings), "namespaced": "yes", "lock": 99999})
+@pytest.mark.parametrize(
+    ("namespaced", "message"),
+    [
+        pytest.param(False, "Bad file descriptor", id="a lock that is none"),
+        pytest.param(True, "must be process 1", id="outside of a namespace, where it would kill all"),
+    ],
+)
+def test_a_cell_that_cannot_be_built_says_why(folder: Path, namespaced: bool, message: str) -> None:
+    settings = Settings(folder=str(folder), lock=99999, namespaced=namespaced)
     done = subprocess.run(
-        [sys.executable, "-m", "cluster.cell.init", broken],
+        [sys.executable, "-m", "cluster.cell.init", json.dumps(vars(settings))],
         env={**os.environ, "PYTHONPATH": str(E2E)},
         stdin=subprocess.DEVNULL,
         capture_output=True,
@@ -192,4 +198,4 @@ def test_a_cell_that_cannot_be_built_says_why(folder: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "Bad file descriptor" in done.stderr
+    assert message in done.stderr

@@ -136,6 +136,9 @@ def test_what_only_the_live_object_has_is_no_drift(desired: dict[str, Any], more
         pytest.param({"a": "1k"}, {"a": "1Ki"}, ".a", id="quantities that differ"),
         pytest.param({"a": "milk"}, {"a": "silk"}, ".a", id="words are no quantities"),
         pytest.param({"a": {"b": 1}}, {"a": None}, ".a", id="gone"),
+        pytest.param({"a": 4}, {"a": "4"}, None, id="quantity given as a number"),
+        pytest.param({"a": "", "b": False, "c": None}, {}, None, id="empty values that were dropped"),
+        pytest.param({"a": True}, {}, ".a", id="a switch that was taken away"),
     ],
 )
 def test_drifted(desired: dict[str, Any], live: dict[str, Any], where: str | None) -> None:

@@ -14,7 +14,7 @@ from rolloutpool_operator.core.children import ApplyChild
 from rolloutpool_operator.core.observed import NodeFacts, ProfileFacts
 from rolloutpool_operator.memory import PoolMemory
 from rolloutpool_operator.planning import REPLAN_SECONDS
-from rolloutpool_operator.platform import StatusConflict
+from rolloutpool_operator.platform import Report, StatusConflict
 from rolloutpool_operator.reconcile import reconcile_once
 from rolloutpool_operator.testing import FakeClock, FakePlatform
 from rolloutpool_planner.answers import (
@@ -353,6 +353,25 @@ async def test_a_conflict_is_no_failure_of_the_next_round() -> None:
     world.platform.gather = gather  # type: ignore[method-assign]
     await world.reconcile()
     assert world.status.observed_generation == 3
+
+
+async def test_a_plan_that_could_not_be_written_is_no_reason_to_keep_the_old_one() -> None:
+    """Hysteresis is for plans of one spec; after a conflict the stored plan is still the old spec's."""
+    world = World()
+    await world.settled()
+    world.planner.replicas, world.planner.value = 3, 10.2  # a gain below the hysteresis
+    world.platform.put(pool_manifest("pool", slo={"ttftMilliseconds": 500}))
+    report = world.platform.report
+
+    async def conflict(report: Report) -> str:
+        raise StatusConflict("edited meanwhile")
+
+    world.platform.report = conflict  # type: ignore[method-assign]
+    with pytest.raises(StatusConflict):
+        await world.reconcile()
+    world.platform.report = report  # type: ignore[method-assign]
+    await world.settled()
+    assert world.replicas == 3
 
 
 async def test_two_operators_do_no_harm() -> None:

@@ -125,6 +125,7 @@ def test_a_pool_that_serves_as_planned() -> None:
 
 
 STUCK: dict[str, Any] = {"ready": False, "reason": "Unschedulable", "message": "Insufficient nvidia.com/gpu"}
+NO_VOLUME: dict[str, Any] = {**STUCK, "message": "claim hub-cache not found"}
 HELD = "3 x aggregated-tp1 would gain 1 %"
 
 
@@ -152,6 +153,13 @@ HELD = "3 x aggregated-tp1 would gain 1 %"
                 "1 of 2 engines cannot be scheduled; pool-aggregated-tp1-1: Insufficient",
             ),
             id="no GPU free",
+        ),
+        pytest.param(
+            (engine(Role.AGGREGATED, 0), engine(Role.AGGREGATED, 1, **NO_VOLUME)),
+            choice(TWO),
+            Applying(),
+            ("False", "Unschedulable", "1 of 2 engines cannot be scheduled; pool-aggregated-tp1-1: claim"),
+            id="no volume",
         ),
         pytest.param(
             engines(Role.AGGREGATED, 2),

@@ -138,6 +138,19 @@ async def test_work_may_ask_to_come_back_earlier() -> None:
         await until(lambda: len(work.calls) >= 3)
 
 
+async def test_a_key_added_before_it_is_forgotten_is_worked_on_again() -> None:
+    """A pool that was deleted and made anew while its deletion was worked on."""
+    work = Work()
+    async with running(work) as queue:
+        work.gate.clear()
+        queue.add("a")
+        await until(lambda: bool(work.calls))
+        queue.add("a")
+        queue.forget("a")
+        work.gate.set()
+        await until(lambda: len(work.calls) == 2)
+
+
 @pytest.mark.parametrize("while_running", [False, True])
 async def test_forgotten_keys_do_not_come_back(while_running: bool) -> None:
     work = Work()

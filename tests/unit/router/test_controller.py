@@ -105,6 +105,25 @@ def test_an_unknown_session_with_history_is_adopted_beyond_the_caps() -> None:
     assert isinstance(arrive(controller, "x", "agentic", has_history=True, single=True), Queued)
 
 
+@pytest.mark.parametrize(
+    ("class_name", "uptime", "adopted"),
+    [
+        pytest.param("agentic", 10, True, id="just after the start"),
+        pytest.param("agentic", 100_000, False, id="no session of another router can be open any more"),
+        pytest.param("rlhf", 10, False, id="sessions of the class end with their answer"),
+    ],
+)
+def test_history_in_a_prompt_opens_the_gate_only_for_what_may_be_forgotten(
+    class_name: str, uptime: float, adopted: bool
+) -> None:
+    controller = controller_of(caps=dict.fromkeys(CAPS, 1))
+    for resident in ENGINES:
+        enter(controller, resident, class_name)
+    arrival = Arrival("s", class_name, has_history=True)
+    answer, _ = controller.arrive(arrival, uptime)
+    assert isinstance(answer, Entered) is adopted
+
+
 def test_a_session_that_waits_is_not_adopted_by_its_next_request() -> None:
     controller = controller_of(caps={"rlvr": 0, "rlhf": 0, "agentic": 1})
     for first in ("a", "b", "c"):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rolloutpool_router.core.placement import EngineLoad, choose_engine
-from rolloutpool_router.core.prefix import CHUNK, PrefixIndex, prefix_keys
+from rolloutpool_router.core.prefix import CHUNK, MAX_HOLDERS, PrefixIndex, prefix_keys
 
 
 def engine(name: str, occupied: float = 0, capacity: int = 1000) -> EngineLoad:
@@ -92,6 +92,14 @@ def test_the_index_counts_leading_chunks_only() -> None:
     assert index.overlaps([b"1", b"2", b"3", b"4"]) == {"a": 3, "b": 1}
     index.forget("a")
     assert index.overlaps([b"1", b"2", b"3"]) == {"b": 1}
+
+
+def test_the_index_remembers_the_latest_holders() -> None:
+    index = PrefixIndex()
+    for number in range(MAX_HOLDERS + 3):
+        index.record([b"k"], f"e{number}")
+    index.record([b"k"], "e3")
+    assert sorted(index.overlaps([b"k"])) == sorted(["e3", *(f"e{n}" for n in range(4, MAX_HOLDERS + 3))])
 
 
 def test_the_index_is_bounded_and_forgets_the_least_recent() -> None:
