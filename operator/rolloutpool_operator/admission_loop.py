@@ -30,6 +30,8 @@ PERIOD_SECONDS = 2.0
 """Least time between two status writes of one pool."""
 CAPACITY_SECONDS = 60.0
 """How long an engine's capacity is taken as known, in seconds; it changes only when the engine restarts."""
+CAPS_EVENT_SECONDS = 60.0
+"""Least time between two Events about a pool's caps, in seconds."""
 CONCURRENT_READS = 64
 
 T = TypeVar("T")
@@ -57,7 +59,7 @@ async def admission_tick(
     if report is None:
         return False
     memory.report = report
-    return await write_status(platform, memory, clock=clock, events=_caps_events(memory))
+    return await write_status(platform, memory, clock=clock, events=_caps_events(memory, clock()))
 
 
 class AdmissionLoop:
@@ -149,13 +151,16 @@ def _report(
     return AdmissionReport(admission=admission, mixture=mixture, conditions=conditions)
 
 
-def _caps_events(memory: PoolMemory) -> tuple[PoolEvent, ...]:
+def _caps_events(memory: PoolMemory, now: float) -> tuple[PoolEvent, ...]:
+    """Caps follow demand all the time; people are told now and then."""
+    if memory.announced and now - memory.announced_at < CAPS_EVENT_SECONDS:
+        return ()
     admission = memory.report.admission
     caps = {item.name: item.cap for item in admission.classes} if admission else {}
     event = caps_event(memory.announced, caps) if caps else None
     if event is None:
         return ()
-    memory.announced = caps
+    memory.announced, memory.announced_at = caps, now
     return (event,)
 
 

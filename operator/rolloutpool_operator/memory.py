@@ -73,6 +73,8 @@ class PoolMemory:
     """Failed reads in a row, by router."""
     announced: dict[str, int] = field(default_factory=dict)
     """Caps by class as of the last Event about them."""
+    announced_at: float = 0.0
+    """When that was, in Unix seconds."""
     told: OrderedDict[PoolEvent, float] = field(default_factory=OrderedDict)
     """When an Event was last told, in Unix seconds."""
     statuses: deque[RolloutPoolStatus] = field(default_factory=lambda: deque(maxlen=MAX_STATUSES))

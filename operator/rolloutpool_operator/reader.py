@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Protocol, Self
 
@@ -45,8 +46,10 @@ class Reader(Protocol):
 class HttpReader:
     """Reader over HTTP."""
 
-    def __init__(self, client: httpx.AsyncClient | None = None) -> None:
-        self._client = client or httpx.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False)
+    def __init__(self, timeout_seconds: float = TIMEOUT_SECONDS) -> None:
+        """Read; one answer may take `timeout_seconds` in all."""
+        self._timeout = timeout_seconds
+        self._client = httpx.AsyncClient(timeout=timeout_seconds, trust_env=False)
 
     async def snapshot(self, url: str) -> AdmissionSnapshot:
         """See Reader."""
@@ -68,7 +71,8 @@ class HttpReader:
 
     async def _get(self, url: str) -> str:
         try:
-            async with self._client.stream("GET", url) as response:
+            # The client's own timeout is one of each read: an answer that drips would hold the loop up.
+            async with asyncio.timeout(self._timeout), self._client.stream("GET", url) as response:
                 response.raise_for_status()
                 content = bytearray()
                 async for part in response.aiter_bytes():
@@ -76,8 +80,8 @@ class HttpReader:
                     if len(content) > MAX_BYTES:
                         raise ReadError(f"{url}: answer is larger than {MAX_BYTES} bytes")
                 return content.decode(errors="replace")
-        except httpx.HTTPError as error:
-            raise ReadError(f"{url}: {error or type(error).__name__}") from error
+        except (httpx.HTTPError, TimeoutError) as error:
+            raise ReadError(f"{url}: {str(error) or type(error).__name__}") from error
 
 
 def parse_metrics(text: str) -> EngineMetrics:

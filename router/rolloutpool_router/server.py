@@ -12,6 +12,7 @@ from typing import Any
 from aiohttp import web
 
 from rolloutpool_router.app import SHUTTING_DOWN, Router, build_app
+from rolloutpool_router.engine_probes import watch_unready
 from rolloutpool_router.engine_sizes import watch_sizes
 
 log = logging.getLogger(__name__)
@@ -46,7 +47,12 @@ async def serving(
     await runner.setup()
     site = web.TCPSite(runner, host, port)
     await site.start()
-    background = (watch, partial(_tick, router), partial(watch_sizes, router.feed, router.upstream))
+    background = (
+        watch,
+        partial(_tick, router),
+        partial(watch_sizes, router.feed, router.upstream),
+        partial(watch_unready, router.gate.controller.fleet, router.upstream),
+    )
     tasks = [asyncio.create_task(keep_running(work)) for work in background]
     try:
         yield runner.addresses[0][1]

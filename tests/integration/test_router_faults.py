@@ -110,6 +110,17 @@ async def test_while_no_engine_is_up_requests_wait(client: aiohttp.ClientSession
             assert await fresh == (200, "e0")
 
 
+async def test_a_restarted_engine_is_found_without_the_operator(
+    client: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    """The last word of an operator that is away was that the engine is not ready."""
+    pool = pool_object({"e0": "http://127.0.0.1:9"}, caps=CAPS)
+    async with FakeEngine().running() as engine:
+        pool["status"]["endpoints"]["admin"][0] |= {"url": engine.url, "ready": False}
+        async with running_router(tmp_path / "pool.json", pool) as router:
+            assert await served_by(client, router) == (200, "e0")
+
+
 async def test_without_any_engine_requests_wait_for_one(
     client: aiohttp.ClientSession, tmp_path: Path
 ) -> None:

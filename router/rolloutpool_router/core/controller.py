@@ -276,13 +276,14 @@ class AdmissionController:
         return Queued(resident.id, resident.class_name, resident=True)
 
     def _unstall(self, now: float) -> list[Entered]:
+        """Let those go on whose engine is back, or who find another; the others go on waiting."""
         entered = []
-        while (ticket := self.stalled.head()) is not None:
+        for ticket in list(self.stalled):
             resident = self.table.get(ticket.session)
             if resident is not None and not self.fleet.reachable(resident.engine, now):
                 engine = self._place_now(ticket.class_name, (), now, avoid=())
                 if engine is None:
-                    break
+                    continue
                 self.table.move(resident.id, engine)
             self.stalled.pop(ticket.session)
             if resident is not None:

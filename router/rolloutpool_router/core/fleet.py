@@ -25,6 +25,8 @@ class Fleet:
         self.prefixes = PrefixIndex()
         self._view: PoolView | None = None
         self._health: dict[str, EngineHealth] = {}
+        self._answering: set[str] = set()
+        """Engines that the object calls not ready and that answered this router since."""
         self.prefill_tokens: Counter[str] = Counter()
         """Prompt tokens that each prefill engine was sent and has not answered."""
 
@@ -44,9 +46,11 @@ class Fleet:
             self.prefixes.forget(gone)
             self._health.pop(gone, None)
         self._view = view
+        self._answering &= self.unready().keys()
 
     def failed(self, engine: str, now: float) -> None:
         """A connection to the engine failed: it is out for a while."""
+        self._answering.discard(engine)
         if engine in self.engines:
             self._health[engine] = self._health.get(engine, HEALTHY).failed(now)
 
@@ -54,13 +58,24 @@ class Fleet:
         """The engine answered: it is in."""
         self._health.pop(engine, None)
 
+    def unready(self) -> dict[str, str]:
+        """Base URLs of the engines that the object calls not ready, by name."""
+        return {name: engine.url for name, engine in self.engines.items() if not engine.ready}
+
+    def probed(self, engine: str, *, serves: bool) -> None:
+        """Whether an engine that the object calls not ready serves all the same: the object may be old."""
+        if serves and engine in self.unready():
+            self._answering.add(engine)
+        else:
+            self._answering.discard(engine)
+
     def reachable(self, engine: str, now: float) -> bool:
         """Whether the engine is listed, and not out after connection errors."""
         return engine in self.engines and self._health.get(engine, HEALTHY).healthy(now)
 
     def is_up(self, engine: str, now: float) -> bool:
-        """Whether new sessions may go there: reachable, and the operator saw it ready."""
-        return self.reachable(engine, now) and self.engines[engine].ready
+        """Whether new sessions may go there: reachable, and the operator or this router saw it serve."""
+        return self.reachable(engine, now) and (self.engines[engine].ready or engine in self._answering)
 
     def homes(self, now: float) -> list[Engine]:
         """Engines that are up and hold sessions: aggregated and decode."""

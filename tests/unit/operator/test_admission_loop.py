@@ -7,7 +7,7 @@ import pytest
 from rolloutpool_api.conditions import ConditionStatus, ConditionType
 from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.status import RolloutPoolStatus
-from rolloutpool_operator.admission_loop import AdmissionLoop, admission_tick
+from rolloutpool_operator.admission_loop import CAPS_EVENT_SECONDS, AdmissionLoop, admission_tick
 from rolloutpool_operator.core.mixture import FAILURES
 from rolloutpool_operator.core.observed import PoolKey
 from rolloutpool_operator.memory import Memories, PoolMemory
@@ -104,6 +104,15 @@ async def test_demand_is_written_and_the_revision_grows() -> None:
     throttled = next(c for c in world.status.conditions if c.type is ConditionType.ADMISSION_THROTTLED)
     assert throttled.status is ConditionStatus.TRUE
     assert "rlvr: 400 wait" in throttled.message
+
+
+async def test_caps_that_go_up_and_down_are_told_now_and_then() -> None:
+    world = await World().serving()
+    for number in range(40):
+        world.reader.snapshots["http://router"] = snapshot(waiting=400 * (number % 2), applied=number)
+        await world.tick()
+    told = [event for event in world.platform.events if event.reason == "CapsChanged"]
+    assert 1 <= len(told) <= 40 * 2.0 / CAPS_EVENT_SECONDS + 1
 
 
 async def test_a_restart_keeps_the_caps_and_the_revision() -> None:

@@ -128,6 +128,26 @@ async def test_http_reader(server: str) -> None:
                 await reader.snapshot(url)
 
 
+async def test_an_answer_that_drips_is_given_up() -> None:
+    """The client's own timeout is one of each read, which such an answer never reaches."""
+
+    async def drip(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse()
+        await response.prepare(request)
+        while True:
+            await response.write(b"#")
+            await asyncio.sleep(0.01)
+
+    app = web.Application()
+    app.add_routes([web.get("/metrics", drip)])
+    runner = await start_server(app, host="127.0.0.1", port=0)
+    url = "http://{}:{}".format(*runner.addresses[0][:2])
+    async with HttpReader(timeout_seconds=0.2) as reader:
+        with pytest.raises(ReadError, match="TimeoutError"):
+            await reader.metrics(url)
+    await runner.cleanup()
+
+
 async def test_health_is_what_the_audit_says() -> None:
     now, audit = [0.0], WatchAudit(limit_seconds=10.0)
     runner = await start_server(

@@ -198,6 +198,37 @@ def test_with_no_engine_up_requests_wait_and_go_on_where_they_were() -> None:
     assert controller.stalled.requests == 0
 
 
+def test_a_stalled_session_does_not_hold_up_those_whose_engine_is_back() -> None:
+    controller = controller_of()
+    homes = {name: enter(controller, name, "agentic").engine for name in ("s1", "s2")}
+    assert set(homes.values()) == set(ENGINES)
+    pool = pool_object(ENGINES, caps=CAPS)
+    for endpoint in pool["status"]["endpoints"]["admin"]:
+        endpoint["ready"] = False  # so that nobody can move
+    controller.apply(parse_pool(pool), {})
+    for engine in ENGINES:
+        controller.fleet.failed(engine, now=0)
+    assert all(isinstance(controller.reroute(name, now=0, avoid=()), Queued) for name in homes)
+    controller.fleet.failed(homes["s1"], now=0.55)
+
+    assert [(e.session, e.engine) for e in controller.admit_waiting(0.6)] == [("s2", homes["s2"])]
+    assert [e.session for e in controller.admit_waiting(10)] == ["s1"]
+
+
+def test_an_engine_that_serves_takes_sessions_whatever_an_old_object_says() -> None:
+    controller = controller_of(engines={"e0": "http://e0"})
+    pool = pool_object({"e0": "http://e0"}, caps=CAPS)
+    pool["status"]["endpoints"]["admin"][0]["ready"] = False
+    controller.apply(parse_pool(pool), {})
+    assert isinstance(arrive(controller, "a"), Queued)
+    controller.fleet.probed("e0", serves=True)
+    assert [entry.session for entry in controller.admit_waiting(1)] == ["a"]
+    controller.fleet.failed("e0", now=1)
+    assert not controller.fleet.is_up("e0", 100), "a connection that fails says more than an old answer"
+    controller.fleet.probed("unknown", serves=True)
+    assert not controller.fleet.is_up("unknown", 100)
+
+
 def test_engines_that_refused_are_not_asked_again() -> None:
     controller = controller_of()
     home = enter(controller, "s").engine

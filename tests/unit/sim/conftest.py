@@ -5,14 +5,9 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from rolloutpool_sim.engine import Engine, EngineConfig, EngineRequest, FinishedRequest, StepResult
 from rolloutpool_sim.profile import load_builtin
-
-# Machines that run several things at once make example times meaningless.
-settings.register_profile("no deadline", deadline=None)
-settings.load_profile("no deadline")
 
 MakeEngine = Callable[..., Engine]
 MakeRequest = Callable[..., EngineRequest]
