@@ -27,6 +27,7 @@ from rolloutpool_operator.core.translate import (
 )
 from rolloutpool_operator.memory import Planned, PoolMemory
 from rolloutpool_planner.answers import Infeasible, Plan, PlanResult, SolverTimeout, summary
+from rolloutpool_planner.check import violations
 from rolloutpool_planner.errors import PlannerError
 from rolloutpool_planner.inputs import PlannerInputs
 from rolloutpool_planner.plan import plan
@@ -148,7 +149,7 @@ def _same_spec(observed: Observed, inputs: PlannerInputs, settled: PlannerInputs
 async def _judge(
     stored: PlanStatus | None, answer: Answer, inputs: PlannerInputs, *, planner: Planner
 ) -> Plan | Infeasible | SolverTimeout | None:
-    """What the stored plan is worth today; None where it needs no judging. Takes no solver."""
+    """What the stored plan is worth today; None where it needs no judging or will not do. Takes no solver."""
     if stored is None or not isinstance(answer, Plan) or answer.hash == stored.hash:
         return None
     if inputs.mode is PlanningMode.MANUAL or answer.paced:
@@ -156,7 +157,9 @@ async def _judge(
     groups = replica_groups(stored.groups)
     if not groups:
         return None
-    return await planner(replace(inputs, mode=PlanningMode.MANUAL, manual_groups=groups))
+    judged = await planner(replace(inputs, mode=PlanningMode.MANUAL, manual_groups=groups))
+    # Mode Manual takes the groups as they are; held is only what would do as an answer to today's question.
+    return None if isinstance(judged, Plan) and violations(judged, inputs) else judged
 
 
 def _profile(observed: Observed, spec: RolloutPoolSpec) -> PerformanceProfile | None:

@@ -1,6 +1,7 @@
 """The shell: runs CBC on a linear program. The only module that runs a solver and reads its status."""
 
 import os
+import tempfile
 import time
 from dataclasses import dataclass
 from enum import Enum
@@ -74,7 +75,9 @@ def solve(problem: pulp.LpProblem, time_limit_seconds: float) -> SolveOutcome:
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     started = time.monotonic()
     try:
-        problem.solve(solver)
+        with tempfile.TemporaryDirectory(prefix="rolloutpool-plan-") as folder:
+            solver.tmpDir = folder  # PuLP leaves its files behind where CBC fails
+            problem.solve(solver)
     except (pulp.PulpSolverError, OSError) as error:
         raise SolverError(f"CBC could not be run: {error}") from error
     outcome = status_of(problem.status, problem.sol_status)

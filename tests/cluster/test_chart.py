@@ -67,14 +67,14 @@ def used(*rules: rbac.Rule) -> set[tuple[str, str, str]]:
 def test_it_grants_exactly_what_the_operator_uses(control_plane: Cluster) -> None:
     everywhere = render(control_plane)
     expected = used(*rbac.CLUSTER, *rbac.DISCOVERY, *rbac.NAMESPACED)
-    assert grants(everywhere["ClusterRole", "rolloutpool"]["rules"]) == expected
+    assert grants(everywhere["ClusterRole", "system-rolloutpool"]["rules"]) == expected
     assert grants(everywhere["Role", "rolloutpool-heartbeat"]["rules"]) == used(*rbac.OPERATOR_NAMESPACE)
 
 
 def test_named_namespaces_get_roles_and_nothing_cluster_wide_but_nodes(control_plane: Cluster) -> None:
     some = render(control_plane, "watchNamespaces={a,b}")
     assert ("Role", "rolloutpool") not in render(control_plane)
-    assert grants(some["ClusterRole", "rolloutpool"]["rules"]) == used(*rbac.CLUSTER)
+    assert grants(some["ClusterRole", "system-rolloutpool"]["rules"]) == used(*rbac.CLUSTER)
     assert grants(some["Role", "rolloutpool"]["rules"]) == used(*rbac.NAMESPACED)
     assert some["Role", "rolloutpool-heartbeat"]["metadata"]["namespace"] == "a"
 

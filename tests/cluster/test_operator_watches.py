@@ -142,7 +142,7 @@ def test_watches_that_stay_deaf_fail_the_liveness_probe(world: World, relay: Rel
 
 
 def test_an_api_server_that_is_away_kills_nobody(world: World, relay: Relay, start: Start) -> None:
-    operator = start(deaf_seconds="20", heartbeat_seconds="0.5")
+    operator = start(deaf_seconds="3", heartbeat_seconds="0.5")
     world.comes_up("patient")
     relay.refuse()
     world.delete("serviceaccount", "patient-router")

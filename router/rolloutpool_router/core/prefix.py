@@ -46,7 +46,8 @@ class PrefixIndex:
 
     def record(self, keys: Sequence[bytes], engine: str) -> None:
         """An engine holds the prefix with these keys from now on."""
-        for key in keys:
+        # The head of a prompt last, so that it is forgotten last: without it the rest counts for nothing.
+        for key in reversed(keys):
             others = (name for name in self._engines.get(key, ()) if name != engine)
             self._engines[key] = (engine, *others)[:MAX_HOLDERS]
             self._engines.move_to_end(key)

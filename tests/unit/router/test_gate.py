@@ -58,7 +58,7 @@ async def test_a_request_that_is_cancelled_as_it_is_let_in_gives_its_permit_on()
     gate.leave("first", ok=True, usage=None)
     unlucky.cancel()
 
-    assert (await next_one).session == "next"
+    assert (await asyncio.wait_for(next_one, 5)).session == "next"
     assert unlucky.cancelled() or unlucky.cancelling()
     gate.leave("next", ok=True, usage=None)
     assert is_empty(gate)
