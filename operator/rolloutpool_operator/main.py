@@ -158,7 +158,7 @@ class Operator:
         if answered:
             self._audit.api_answered(time.monotonic())
         else:
-            self._audit.api_failed()
+            self._audit.api_failed(time.monotonic())
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(

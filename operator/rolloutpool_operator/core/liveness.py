@@ -8,10 +8,14 @@ answer nothing is expected: the pools run on without the operator, and a restart
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+OUTAGE_SECONDS = 5.0
+"""How long the API server must have been away for its watches to get the full time again: one request that
+is left unanswered now and then must not hide a watch that is deaf."""
 MAX_DELIVERED = 50_000
 """Most objects whose last delivered version is remembered."""
 
@@ -27,19 +31,21 @@ class WatchAudit:
     """How late a version may come."""
     _delivered: OrderedDict[Object, str] = field(default_factory=OrderedDict)
     _awaited: dict[str, dict[Object, float]] = field(default_factory=dict)
-    _away: bool = True
-    """Whether the API server left the last request unanswered, or was never asked."""
+    _away_since: float | None = -math.inf
+    """Since when the API server left requests unanswered, or was never asked; None while it answers."""
     _back: float = 0.0
     """When it last came back."""
 
     def api_answered(self, now: float) -> None:
         """The API server answered a request."""
-        if self._away:
-            self._away, self._back = False, now
+        if self._away_since is not None and now - self._away_since >= OUTAGE_SECONDS:
+            self._back = now
+        self._away_since = None
 
-    def api_failed(self) -> None:
+    def api_failed(self, now: float) -> None:
         """The API server did not answer a request."""
-        self._away = True
+        if self._away_since is None:
+            self._away_since = now
 
     def delivered(self, kind: str, uid: str, version: str) -> None:
         """A watch delivered a version of an object (also its deletion)."""
@@ -73,7 +79,7 @@ class WatchAudit:
 
     def verdict(self, now: float) -> str:
         """What is wrong, in words; empty while the watches deliver or the API server is away."""
-        if self._away:
+        if self._away_since is not None:
             return ""
         waits = [
             (now - max(since, self._back), kind, scope)

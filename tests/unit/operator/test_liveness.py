@@ -66,7 +66,7 @@ def test_objects_that_are_gone_are_not_waited_for() -> None:
 def test_an_api_server_that_is_away_kills_nobody() -> None:
     watch = audit()
     watch.expect_one("the heartbeat", "Lease", "u2", "1", now=0.0)
-    watch.api_failed()
+    watch.api_failed(50.0)
     assert watch.verdict(1000.0) == ""
     assert WatchAudit(limit_seconds=1.0).verdict(1000.0) == ""
 
@@ -74,7 +74,7 @@ def test_an_api_server_that_is_away_kills_nobody() -> None:
 def test_after_it_is_back_watches_have_the_full_time_again() -> None:
     watch = audit()
     watch.expect_one("the heartbeat", "Lease", "u2", "1", now=0.0)
-    watch.api_failed()
+    watch.api_failed(50.0)
     watch.api_answered(1000.0)
     watch.api_answered(1050.0)
     assert watch.verdict(1100.0) == ""
@@ -99,3 +99,12 @@ def test_a_watch_that_delivers_all_is_never_deaf(steps: list[tuple[bool, int, in
             watch.expect("rl/pool", {("Pod", str(uid)): str(version)}, now)
         watch.delivered("Pod", str(uid), str(version))
         assert watch.verdict(now) == ""
+
+
+def test_a_request_that_fails_now_and_then_hides_no_deaf_watch() -> None:
+    watch = audit()
+    watch.expect("rl/pool", {POD: "7"}, now=0.0)
+    for second in range(0, 200, 50):
+        watch.api_failed(float(second))
+        watch.api_answered(second + 1.0)
+    assert "overdue by 199 s" in watch.verdict(199.0)
