@@ -128,19 +128,19 @@ def _go_build(module: GoModule, target: Path, note: Note) -> None:
     note("fetching modules")
     total = len(_go(module, ["list", "-deps", *module.packages]).splitlines())
     flags = ["-v", "-trimpath", "-buildvcs=false", f"-ldflags={module.ldflags}", "-o", f"{target}/"]
-    process = subprocess.Popen(
+    lines = []
+    with subprocess.Popen(
         ["nice", "go", "build", *flags, *module.packages],
         cwd=module.folder,
         env=_environment(),
         stderr=subprocess.PIPE,
         text=True,
-    )
-    lines = []
-    assert process.stderr is not None
-    for line in process.stderr:  # with -v: the name of each package that had to be compiled
-        lines.append(line)
-        note(f"{len(lines)} of at most {total} packages")
-    if process.wait():
+    ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:  # with -v: the name of each package that had to be compiled
+            lines.append(line)
+            note(f"{len(lines)} of at most {total} packages")
+    if process.returncode:
         raise ClusterError(f"go build in {module.folder} failed:\n{''.join(lines[-20:])}")
 
 

@@ -1,6 +1,7 @@
 """The test cluster itself: what the other suites rely on, and that nothing of it is left behind."""
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -17,7 +18,9 @@ import pytest
 from cluster import Cluster, ClusterError, open_cluster
 from cluster.cache import cache_root
 from cluster.cell import cgroups
+from cluster.gobuild import GoModule, build_module
 from cluster.lifetime import sweep
+from cluster.progress import Steps
 
 E2E = Path(__file__).resolve().parents[2] / "e2e"
 GPU = "nvidia.com/gpu"
@@ -342,3 +345,30 @@ def test_bare_control_plane_needs_no_namespaces() -> None:
         with pytest.raises(ClusterError, match="no node"):
             bare.load_image("python")
     traces.expect_none()
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        pytest.param("func main() {}", None, id="builds"),
+        pytest.param("func main() { missing() }", "undefined: missing", id="does not build"),
+    ],
+)
+def test_a_program_is_built_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, fault: str | None
+) -> None:
+    """With warnings as errors, as at the first use of a cluster within tests: nothing may be left open."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    folder = tmp_path / "hello"
+    folder.mkdir()
+    (folder / "go.mod").write_text("module example.com/hello\n\ngo 1.26\n")
+    (folder / "go.sum").write_text("")
+    (folder / "main.go").write_text(f"package main\n\n{source}\n")
+    module = GoModule("hello", "a program", folder, packages=(".",), ldflags="-s -w", minutes=0.1)
+    steps = Steps(lambda line: None)
+    if fault is not None:
+        with pytest.raises(ClusterError, match=fault):
+            build_module(module, steps)
+    else:
+        assert build_module(module, steps) == build_module(module, steps)
+    gc.collect()
