@@ -210,20 +210,6 @@ def transfer_seconds(engine: ParallelismProfile, *, tokens: int) -> float:
     return engine.transfer.alpha_seconds + engine.transfer.beta_seconds_per_token * tokens
 
 
-def prefill_tokens_per_second(
-    engine: ParallelismProfile, *, prompt_tokens: int, step_tokens: int = DEFAULT_STEP_TOKENS
-) -> float:
-    """Uncached prompt tokens per second of an engine kept busy with prompts of `prompt_tokens` tokens.
-
-    Short prompts are batched together up to `step_tokens` per step, as the scheduler does.
-    """
-    if prompt_tokens < 1:
-        raise ValueError("prompt_tokens must be at least 1")
-    pairs = attention_pairs(new_tokens=prompt_tokens, context_tokens=0) / prompt_tokens
-    per_token = token_seconds(engine.token_time, step_tokens) / step_tokens
-    return 1.0 / (per_token + engine.prefill_seconds_per_attention_pair * pairs)
-
-
 def parse_profile(text: str) -> PerformanceProfile:
     """Read a profile from YAML (as in the package's data files or a ConfigMap). Raises ProfileError."""
     try:

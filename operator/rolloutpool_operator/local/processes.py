@@ -88,7 +88,6 @@ class KeptProcess:
         self.name = name
         self.command = command
         self.log = log
-        self.restarts = 0
         self.last_exit: Exit | None = None
         self._on_start = on_start
         self._on_exit = on_exit
@@ -138,7 +137,6 @@ class KeptProcess:
                 return
             failures = 1 if self._clock() - began >= STEADY_SECONDS else failures + 1
             delay = restart_delay(failures)
-            self.restarts += 1
             self.last_exit = Exit(name=self.name, code=code, log=self.log, last_line=last_line(self.log))
             self._on_exit(self.last_exit)
             with contextlib.suppress(TimeoutError):

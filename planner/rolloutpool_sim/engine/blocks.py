@@ -135,14 +135,6 @@ class BlockPool:
             found[block] = None
         self.stored += 1
 
-    def clear_cache(self) -> bool:
-        """Forget all prefixes, after new weights say; refused (False) while any block is used, as in vLLM."""
-        if self.used_blocks:
-            return False
-        self._cached.clear()
-        self._hash_of = [None] * self.num_blocks
-        return True
-
     def _forget(self, block: int) -> None:
         prefix_hash = self._hash_of[block]
         assert prefix_hash is not None

@@ -147,7 +147,6 @@ class Engine:
         outside, self._finished_outside_steps = self._finished_outside_steps, []
         if plan.tokens:
             self.counters.steps += 1
-            self.counters.busy_seconds += seconds
         return StepResult(
             started_at=now,
             seconds=seconds,

@@ -88,7 +88,6 @@ class Counters:
     """
 
     steps: int = 0
-    busy_seconds: float = 0.0
     prefix_cache_queries: int = 0
     prefix_cache_hits: int = 0
     external_prefix_cache_queries: int = 0

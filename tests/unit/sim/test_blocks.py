@@ -80,16 +80,6 @@ def test_without_caching_nothing_is_found() -> None:
     assert pool.hash_of(block) is None
 
 
-def test_the_cache_is_cleared_only_when_no_block_is_used() -> None:
-    pool = BlockPool(3)
-    block = pool.allocate(1)[0]
-    pool.store(block, 1)
-    assert not pool.clear_cache()
-    pool.release([block])
-    assert pool.clear_cache()
-    assert pool.lookup(1) is None
-
-
 def test_a_pool_needs_room() -> None:
     with pytest.raises(ValueError, match="needs 2 blocks or more"):
         BlockPool(1)

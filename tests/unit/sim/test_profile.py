@@ -13,7 +13,6 @@ from rolloutpool_sim.profile import (
     load_builtin,
     parse_profile,
     prefill_seconds,
-    prefill_tokens_per_second,
     step_seconds,
     transfer_seconds,
 )
@@ -62,9 +61,6 @@ TINY = parse_profile(SMALL).at(1)
         pytest.param(prefill_seconds(TINY, uncached_tokens=0), 0.0, id="all cached"),
         pytest.param(transfer_seconds(TINY, tokens=1000), 0.006, id="transfer"),
         pytest.param(transfer_seconds(TINY, tokens=0), 0.0, id="no transfer"),
-        pytest.param(
-            1 / prefill_tokens_per_second(TINY, prompt_tokens=100, step_tokens=1000), 1e-4 + 50e-8, id="rate"
-        ),
     ],
 )
 def test_costs(actual: float, expected: float) -> None:
