@@ -11,7 +11,7 @@ export PYTHONPATH := e2e
 
 .PHONY: help
 help: ## Show this list
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | awk -F'\t' '{printf "  make %-16s %s\n", $$1, $$2}'
 
 .PHONY: install
 install: $(VENV)/.installed ## Make the Python environment in .venv (about 1 minute the first time)
@@ -55,7 +55,12 @@ test: install ## Run unit, integration and cluster tests; says at the end what w
 
 .PHONY: e2e
 e2e: install ## Run the whole system: Helm install, load, kills, recovery
-	$(BIN)/pytest e2e
+	$(BIN)/pytest e2e/system
+
+.PHONY: test-vllm-oracle
+test-vllm-oracle: install ## Hold the engine model to vLLM's own scheduler (installs vLLM without a GPU once: 2 GB)
+	$(BIN)/python -m vllm_oracle install
+	$(BIN)/pytest e2e/vllm_oracle
 
 .PHONY: demo
 demo: install ## Show the whole path on this machine alone (under 4 minutes once caches are warm)

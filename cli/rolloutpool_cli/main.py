@@ -7,6 +7,7 @@ import typer
 from rolloutpool_cli.commands import local
 from rolloutpool_cli.commands.load import load
 from rolloutpool_cli.commands.plan import plan
+from rolloutpool_cli.commands.simulate import simulate
 from rolloutpool_cli.commands.status import status
 
 app = typer.Typer(
@@ -19,6 +20,7 @@ app = typer.Typer(
 app.add_typer(local.app, name="local")
 app.command()(load)
 app.command()(plan)
+app.command()(simulate)
 app.command()(status)
 
 if __name__ == "__main__":

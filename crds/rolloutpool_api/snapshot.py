@@ -30,6 +30,8 @@ class SnapshotEngine(StatusModel):
     """Engine, as in status.endpoints.admin."""
     healthy: bool = True
     """False: the router does not route to it now."""
+    pressure: Count = 0
+    """Contraction by the router's own pressure loop, in percent."""
     classes: list[SnapshotEngineClass] = []
     """Residents by class."""
 
@@ -45,12 +47,16 @@ class SnapshotClass(StatusModel):
     """Sessions that wait to enter."""
     oldest_wait_seconds: Seconds = 0.0
     """Longest current wait, in seconds."""
+    parked: Count = 0
+    """Sessions between two turns that gave their place back."""
     footprint_blocks: Seconds = 0.0
-    """Observed mean KV footprint of a session, in blocks (k); 0 while none was seen."""
+    """Estimated mean KV footprint of a session, in blocks (k); 0 before the first estimate."""
     residency_seconds: Seconds = 0.0
-    """Observed mean residency, in seconds (T); 0 while none was seen."""
+    """Estimated mean residency, in seconds (T); 0 before the first estimate."""
+    source: str = "Priors"
+    """Where the two come from: Priors, Blend or Observed."""
     observations: Count = 0
-    """Sessions behind the two means."""
+    """Finished sessions behind them."""
     consumed: Count = 0
     """Finished sessions in the mixture's window."""
     finished_total: Count = 0

@@ -13,6 +13,8 @@ from rolloutpool_api.serving import AdmissionPolicy
 
 MAX_ENGINES = 256
 """Most engines of one pool: keeps the status below 200 KB."""
+MAX_ROUTERS = 16
+"""Most routers that share caps: spec.router.replicas, old and new ones while the router is rolled out."""
 
 Name = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0)]
@@ -110,11 +112,19 @@ class EngineAdmission(StatusModel):
     capacity_blocks: Count
     """KV blocks that the engine has."""
     protected_blocks: Count
-    """KV blocks that admitted sessions may fill: capacity x safety."""
+    """KV blocks that admitted sessions may fill: capacity, less pressure and any fixed reserve."""
+    offload_blocks: Count = 0
+    """KV blocks that its CPU memory holds beside (spec.engine.kvOffload)."""
     pressure: Count = 0
     """Contraction of the caps, in percent (0: none)."""
     classes: list[EngineClass] = Field(default=[], max_length=16, json_schema_extra=map_list("name"))
-    """Caps by class."""
+    """Caps by class, all routers together. Left out in pools with more than 768 pairs of engine and class,
+    where only grants tell them."""
+    grants: list[Annotated[str, Field(max_length=160, pattern=r"^\d+( \d+)*$")]] = Field(
+        default=[], max_length=MAX_ROUTERS
+    )
+    """What each router may use, in the order of admission.routers: protected blocks, then the caps in the
+    order of admission.classes. Absent where there is one router, which may use all."""
 
 
 class ClassAdmission(StatusModel):
@@ -130,6 +140,8 @@ class ClassAdmission(StatusModel):
     """Sessions that wait to enter."""
     oldest_wait_seconds: Count = 0
     """Longest current wait, in seconds."""
+    parked: Count = 0
+    """Sessions between two turns that gave their place back."""
     footprint_blocks: Count = 0
     """Mean KV footprint of a session, in blocks (k)."""
     residency_seconds: Count = 0
@@ -142,6 +154,15 @@ class ClassAdmission(StatusModel):
     """Where footprint and residency come from: Priors, Observed, or a Blend."""
 
 
+class RouterShare(StatusModel):
+    """One router that sessions may belong to."""
+
+    name: Name
+    """Router: its pod, or its process."""
+    url: Annotated[str, Field(max_length=512)]
+    """Base URL by which the other routers reach it."""
+
+
 class AdmissionStatus(StatusModel):
     """The caps in force; routers apply them when the revision is newer."""
 
@@ -151,10 +172,15 @@ class AdmissionStatus(StatusModel):
     """Policy that computed the caps."""
     computed_at: str
     """When, as RFC 3339."""
+    park_idle_seconds: Count = 0
+    """Idle time after which a session stops counting as resident, in seconds; 0: never."""
     engines: list[EngineAdmission] = Field(
         default=[], max_length=MAX_ENGINES, json_schema_extra=map_list("name")
     )
     """Caps by engine."""
+    routers: list[RouterShare] = Field(default=[], max_length=MAX_ROUTERS, json_schema_extra=map_list("name"))
+    """Routers that sessions belong to. A router that is not among them may admit nothing until it is; while
+    there is no list, each may use one part in spec.router.replicas."""
     classes: list[ClassAdmission] = Field(default=[], max_length=16, json_schema_extra=map_list("name"))
     """Caps, residents and waits by class."""
 

@@ -90,6 +90,8 @@ class Overload(ApiModel):
     """Retry-After of a rejection, in seconds."""
     max_waiting: int = Field(default=10_000, ge=1, le=100_000)
     """Requests of the class that may wait at once; more are rejected."""
+    max_wait_seconds: Annotated[int, Field(ge=1, le=86_400)] | None = None
+    """Longest wait of a request, in seconds; then it is rejected. Default: no limit, since trainers retry."""
 
 
 class WorkloadSpec(ApiModel):

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from rolloutpool_api.planning import Role
 from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.spec import RolloutPoolSpec
-from rolloutpool_operator.core.admission import (
-    EngineCapacity,
-    compute_admission,
-    matters,
-    merge_snapshots,
-    next_revision,
-)
 from rolloutpool_operator.core.events import PoolEvent, caps_event
+from rolloutpool_operator.core.kv_costs import offload_blocks, park_seconds
 from rolloutpool_operator.core.mixture import FAILURES, Trouble, informational, mixture_status
 from rolloutpool_operator.core.observed import EngineFacts, Observed, PoolKey
 from rolloutpool_operator.core.status import AdmissionReport
@@ -25,11 +19,22 @@ from rolloutpool_operator.memory import EngineReading, Memories, PoolMemory
 from rolloutpool_operator.platform import Clock, Platform, PlatformError, StatusConflict
 from rolloutpool_operator.reader import Reader, ReadError
 from rolloutpool_operator.reporting import write_status
+from rolloutpool_router.core.control import (
+    EngineCapacity,
+    compute_admission,
+    matters,
+    merge_snapshots,
+    next_revision,
+)
+from rolloutpool_router.core.grants import seen, wrote
+from rolloutpool_router.core.pressure import CALM, interval, step
+from rolloutpool_router.core.roster import alive, looked
+from rolloutpool_router.core.sharing import share, shares_matter
 
 PERIOD_SECONDS = 2.0
 """Least time between two status writes of one pool."""
-CAPACITY_SECONDS = 60.0
-"""How long an engine's capacity is taken as known, in seconds; it changes only when the engine restarts."""
+METRICS_SECONDS = 10.0
+"""How often an engine's metrics are read, in seconds: one interval of the pressure loop."""
 CAPS_EVENT_SECONDS = 60.0
 """Least time between two Events about a pool's caps, in seconds."""
 CONCURRENT_READS = 64
@@ -51,15 +56,18 @@ async def admission_tick(
         return False
     spec = observed.pool.spec
     limit = asyncio.Semaphore(CONCURRENT_READS)
-    snapshots, _ = await asyncio.gather(
+    answers, _ = await asyncio.gather(
         _read_routers(observed, memory, reader, limit),
         _read_engines(observed, spec, memory, reader, limit, clock()),
     )
-    report = _report(observed, spec, memory, snapshots, clock())
+    report = _report(observed, spec, memory, answers, clock())
     if report is None:
         return False
     memory.report = report
-    return await write_status(platform, memory, clock=clock, events=_caps_events(memory, clock()))
+    written = await write_status(platform, memory, clock=clock, events=_caps_events(memory, clock()))
+    if report.admission is not None and memory.stored.admission == report.admission:
+        memory.history = wrote(memory.history, report.admission)
+    return written
 
 
 class AdmissionLoop:
@@ -115,24 +123,32 @@ def _report(
     observed: Observed,
     spec: RolloutPoolSpec,
     memory: PoolMemory,
-    snapshots: Sequence[AdmissionSnapshot],
+    answers: Mapping[str, AdmissionSnapshot],
     now: float,
 ) -> AdmissionReport | None:
-    """What there is to say now; None where it is not worth a write."""
+    """What there is to say now; None where it is not worth a write. `answers` are snapshots by router."""
     stored = memory.stored
     admission, mixture = stored.admission, stored.mixture
-    engines = _capacities(observed, memory)
-    if snapshots and engines:
+    engines = _capacities(observed, spec, memory)
+    seen_routers = [(router.name, router.url, router.ready) for router in observed.routers]
+    memory.roster = looked(memory.roster, seen_routers, answers, now=now)
+    routers = alive(memory.roster, now=now)
+    # A router that does not answer once is still there: its last word counts until it is gone.
+    snapshots = [router.snapshot for router in routers if router.snapshot is not None]
+    memory.history = seen(memory.history, stored.admission)
+    if answers and engines:
         merged = merge_snapshots([workload.name for workload in spec.workloads], snapshots)
         known = memory.report.admission.revision if memory.report.admission else 0
-        fresh = compute_admission(
+        together = compute_admission(
             spec,
             merged=merged,
             engines=engines,
             revision=next_revision(stored.admission, snapshots, known),
             now=now,
+            park_idle_seconds=round(park_seconds(observed, spec)),
         )
-        if matters(fresh, stored.admission, now=now):
+        fresh = share(together, routers=routers, replicas=spec.router.replicas, history=memory.history)
+        if matters(fresh, stored.admission, now=now) or shares_matter(fresh, stored.admission):
             admission, mixture = fresh, mixture_status(spec, merged)
     conditions = informational(
         spec,
@@ -148,7 +164,12 @@ def _report(
     known_facts = {(item.type, item.status, item.reason) for item in stored.conditions}
     if admission is stored.admission and fresh_facts <= known_facts:
         return None
-    return AdmissionReport(admission=admission, mixture=mixture, conditions=conditions)
+    return AdmissionReport(
+        admission=admission,
+        base_revision=stored.admission.revision if stored.admission else 0,
+        mixture=mixture,
+        conditions=conditions,
+    )
 
 
 def _caps_events(memory: PoolMemory, now: float) -> tuple[PoolEvent, ...]:
@@ -164,7 +185,7 @@ def _caps_events(memory: PoolMemory, now: float) -> tuple[PoolEvent, ...]:
     return (event,)
 
 
-def _capacities(observed: Observed, memory: PoolMemory) -> list[EngineCapacity]:
+def _capacities(observed: Observed, spec: RolloutPoolSpec, memory: PoolMemory) -> list[EngineCapacity]:
     """Engines that sessions live on and whose capacity was read once, by this process or another before."""
     stored = memory.stored.admission
     before = {engine.name: engine.capacity_blocks for engine in stored.engines} if stored else {}
@@ -173,7 +194,15 @@ def _capacities(observed: Observed, memory: PoolMemory) -> list[EngineCapacity]:
         reading = memory.readings.get(engine.name)
         blocks = (reading.capacity_blocks if reading else 0) or before.get(engine.name, 0)
         if blocks and engine.role is not Role.PREFILL:
-            found.append(EngineCapacity(name=engine.name, capacity_blocks=blocks, ready=engine.ready))
+            found.append(
+                EngineCapacity(
+                    name=engine.name,
+                    capacity_blocks=blocks,
+                    ready=engine.ready,
+                    offload_blocks=offload_blocks(observed, spec, engine.role),
+                    pressure=reading.pressure if reading else CALM,
+                )
+            )
     return found
 
 
@@ -193,9 +222,11 @@ def _trouble(observed: Observed, memory: PoolMemory) -> Trouble:
 
 async def _read_routers(
     observed: Observed, memory: PoolMemory, reader: Reader, limit: asyncio.Semaphore
-) -> list[AdmissionSnapshot]:
-    routers = [router for router in observed.routers if router.ready and router.url]
-    memory.router_failures = {router.name: memory.router_failures.get(router.name, 0) for router in routers}
+) -> dict[str, AdmissionSnapshot]:
+    """Snapshots by router, of those that answer: of routers that drain, too, for they still hold sessions."""
+    routers = [router for router in observed.routers if router.url]
+    failures = {router.name: memory.router_failures.get(router.name, 0) for router in routers if router.ready}
+    memory.router_failures = failures
 
     async def read(name: str, url: str) -> AdmissionSnapshot | None:
         try:
@@ -203,13 +234,15 @@ async def _read_routers(
                 snapshot = await reader.snapshot(url)
         except ReadError as error:
             logger.debug("%s: %s", observed.key, error)
-            memory.router_failures[name] = memory.router_failures.get(name, 0) + 1
+            if name in failures:
+                failures[name] += 1
             return None
-        memory.router_failures[name] = 0
+        if name in failures:
+            failures[name] = 0
         return snapshot
 
     found = await asyncio.gather(*(read(router.name, router.url) for router in routers))
-    return [snapshot for snapshot in found if snapshot is not None]
+    return {router.name: snapshot for router, snapshot in zip(routers, found, strict=True) if snapshot}
 
 
 async def _read_engines(
@@ -236,6 +269,10 @@ async def _read_engines(
             return
         reading.capacity_blocks = metrics.kv_tokens // spec.engine.block_size
         reading.revision, reading.read_at, reading.failures = engine.revision, now, 0
+        if reading.totals is not None:
+            passed = interval(reading.totals, metrics.totals)
+            reading.pressure = step(reading.pressure, passed, spec.admission.pressure)
+        reading.totals = metrics.totals
 
     await asyncio.gather(*(read(engine) for engine in observed.engines if engine.ready and engine.scrape_url))
 
@@ -244,5 +281,5 @@ def _due(engine: EngineFacts, reading: EngineReading, now: float) -> bool:
     return (
         not reading.capacity_blocks
         or reading.revision != engine.revision
-        or now - reading.read_at >= CAPACITY_SECONDS
+        or now - reading.read_at >= METRICS_SECONDS
     )

@@ -7,8 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 
+from rolloutpool_api.moments import micro_time
 from rolloutpool_operator.core.liveness import WatchAudit
-from rolloutpool_operator.core.moments import micro_time
 from rolloutpool_operator.core.watched import HEARTBEAT, LEASE, LEASES
 from rolloutpool_operator.kubernetes_api import ApiError, Body, KubernetesApi
 

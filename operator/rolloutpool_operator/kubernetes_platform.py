@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rolloutpool_api import labels
+from rolloutpool_api.moments import rfc3339
 from rolloutpool_api.status import PlanGroup
 from rolloutpool_api.v1alpha1 import RolloutPool
 from rolloutpool_operator.cluster_gpus import ClusterGpus
@@ -24,7 +25,6 @@ from rolloutpool_operator.core.desired import build_children
 from rolloutpool_operator.core.events import PoolEvent
 from rolloutpool_operator.core.manifests.context import Install, context_of
 from rolloutpool_operator.core.manifests.router import router_url
-from rolloutpool_operator.core.moments import rfc3339
 from rolloutpool_operator.core.observed import Observed, PoolKey, ProfileFacts, read_pool
 from rolloutpool_operator.core.watched import BY_KIND, CHILDREN, CONFIG_MAP, EVENT, POD, POOL, Kind
 from rolloutpool_operator.kubernetes_api import ApiError, KubernetesApi

@@ -16,6 +16,9 @@ from rolloutpool_operator.core.events import PoolEvent
 from rolloutpool_operator.core.observed import Observed, PoolKey
 from rolloutpool_operator.core.status import AdmissionReport, Structure
 from rolloutpool_planner.inputs import PlannerInputs
+from rolloutpool_router.core.grants import History
+from rolloutpool_router.core.pressure import CALM, EngineTotals, Pressure
+from rolloutpool_router.core.roster import Roster
 
 REPEAT_SECONDS = 300.0
 """The same Event is not told again within this time, in seconds."""
@@ -46,6 +49,9 @@ class EngineReading:
     """Unix seconds."""
     failures: int = 0
     """Failed reads in a row."""
+    totals: EngineTotals | None = None
+    """Its counters as of then."""
+    pressure: Pressure = CALM
 
 
 @dataclass
@@ -71,6 +77,10 @@ class PoolMemory:
     readings: dict[str, EngineReading] = field(default_factory=dict)
     router_failures: dict[str, int] = field(default_factory=dict)
     """Failed reads in a row, by router."""
+    roster: Roster | None = None
+    """The routers as last seen; None before the first look."""
+    history: History = ()
+    """The caps written lately: what routers may still enforce."""
     announced: dict[str, int] = field(default_factory=dict)
     """Caps by class as of the last Event about them."""
     announced_at: float = 0.0

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 from rolloutpool_api.conditions import ConditionType
+from rolloutpool_api.moments import rfc3339
 from rolloutpool_api.planning import PlanningMode
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import PlanStatus
 from rolloutpool_operator.core import reasons
 from rolloutpool_operator.core.choosing import Answer, NoAnswer, PlanChoice, choose_plan
 from rolloutpool_operator.core.groups import running_groups
-from rolloutpool_operator.core.moments import rfc3339
 from rolloutpool_operator.core.observed import Observed
 from rolloutpool_operator.core.translate import (
     is_manual,

@@ -11,12 +11,17 @@ from prometheus_client.parser import text_string_to_metric_families
 from pydantic import ValidationError
 
 from rolloutpool_api.snapshot import AdmissionSnapshot
+from rolloutpool_router.core.pressure import NO_TOTALS, EngineTotals
 
 TIMEOUT_SECONDS = 2.0
 """Longest time for one answer."""
 MAX_BYTES = 8_000_000
 """Largest answer that is read."""
 CACHE_INFO = "vllm:cache_config_info"
+QUERIES = "vllm:prefix_cache_queries_total"
+HITS = "vllm:prefix_cache_hits_total"
+PREEMPTIONS = "vllm:num_preemptions_total"
+KV_USAGE = "vllm:kv_cache_usage_perc"
 
 
 class ReadError(Exception):
@@ -29,6 +34,8 @@ class EngineMetrics:
 
     kv_tokens: int
     """Tokens that it can hold, over all its data-parallel ranks."""
+    totals: EngineTotals = NO_TOTALS
+    """Its counters."""
 
 
 class Reader(Protocol):
@@ -85,20 +92,31 @@ class HttpReader:
 
 
 def parse_metrics(text: str) -> EngineMetrics:
-    """Read an engine's metrics page (Prometheus text); only the one family needed is parsed.
+    """Read an engine's metrics page (Prometheus text); only the families needed are parsed.
 
     Raises:
         ReadError: where the engine tells no KV capacity.
     """
-    lines = [line for line in text.splitlines() if line.startswith(CACHE_INFO)]
+    wanted = (CACHE_INFO, QUERIES, HITS, PREEMPTIONS, KV_USAGE)
+    lines = [line for line in text.splitlines() if line.startswith(wanted)]
     try:
-        families = list(text_string_to_metric_families("\n".join(lines) + "\n"))
-        tokens = sum(_tokens(sample.labels) for family in families for sample in family.samples)
+        families = text_string_to_metric_families("\n".join(lines) + "\n")
+        samples = [sample for family in families for sample in family.samples]
+        tokens = sum(_tokens(sample.labels) for sample in samples if sample.name == CACHE_INFO)
     except (ValueError, KeyError) as error:
         raise ReadError(f"{CACHE_INFO} cannot be read: {error}") from error
     if tokens <= 0:
         raise ReadError(f"the engine tells no {CACHE_INFO}")
-    return EngineMetrics(kv_tokens=tokens)
+    values = {name: [sample.value for sample in samples if sample.name == name] for name in wanted}
+    return EngineMetrics(
+        kv_tokens=tokens,
+        totals=EngineTotals(
+            prefix_queries=int(sum(values[QUERIES])),
+            prefix_hits=int(sum(values[HITS])),
+            preemptions=int(sum(values[PREEMPTIONS])),
+            kv_usage=max(values[KV_USAGE], default=0.0),
+        ),
+    )
 
 
 def _tokens(found: dict[str, str]) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from rolloutpool_api.moments import rfc3339
 from rolloutpool_operator.core.events import PoolEvent, status_events
-from rolloutpool_operator.core.moments import rfc3339
 from rolloutpool_operator.core.status import compose, status_patch
 from rolloutpool_operator.memory import PoolMemory
 from rolloutpool_operator.platform import Clock, Platform, Report

@@ -25,6 +25,7 @@ from rolloutpool_operator.core.observed import (
 )
 from rolloutpool_operator.platform import Failure, Outcome, PoolGone, Report, StatusConflict
 from rolloutpool_operator.reader import EngineMetrics, ReadError
+from rolloutpool_router.core.pressure import NO_TOTALS, EngineTotals
 
 
 class FakeClock:
@@ -179,6 +180,8 @@ class FakeReader:
         """By router URL."""
         self.kv_tokens: dict[str, int] = {}
         """By engine URL."""
+        self.totals: dict[str, EngineTotals] = {}
+        """By engine URL; an engine without has just started."""
 
     async def snapshot(self, url: str) -> AdmissionSnapshot:
         """See Reader."""
@@ -190,7 +193,7 @@ class FakeReader:
         """See Reader."""
         if url not in self.kv_tokens:
             raise ReadError(f"{url}: no answer")
-        return EngineMetrics(kv_tokens=self.kv_tokens[url])
+        return EngineMetrics(kv_tokens=self.kv_tokens[url], totals=self.totals.get(url, NO_TOTALS))
 
 
 def merged(old: Any, patch: Any) -> Any:

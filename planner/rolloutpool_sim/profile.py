@@ -107,12 +107,14 @@ class PerformanceProfile(_Frozen):
 
     `origin` says where the numbers come from (a measurement, a published database, an estimate) and is
     shown to users wherever the numbers are used. `model_patterns` are shell patterns that served model
-    names or hub ids are matched against, ignoring case.
+    names or hub ids are matched against, ignoring case. `kv_bytes_per_token` is the KV of one token on all
+    GPUs of a replica together; without it nothing can be said of the blocks that CPU memory holds.
     """
 
     name: str = Field(min_length=1, max_length=63)
     origin: str = Field(min_length=1, max_length=1000)
     model_patterns: tuple[str, ...] = Field(min_length=1)
+    kv_bytes_per_token: Annotated[int, Field(ge=1)] | None = None
     gpu_product: str = Field(min_length=1)
     parallelism: tuple[ParallelismProfile, ...] = Field(min_length=1)
 
@@ -196,6 +198,15 @@ def prefill_seconds(
         seconds += token_seconds(engine.token_time, rest)
     pairs = attention_pairs(new_tokens=max(uncached_tokens, 0), context_tokens=cached_tokens)
     return seconds + engine.prefill_seconds_per_attention_pair * pairs
+
+
+def break_even_seconds(engine: ParallelismProfile, *, tokens: int = 8192) -> float:
+    """Idle time after which holding a session's KV has cost as much as computing it again would.
+
+    Both in block-seconds: holding n of the capacity's C tokens for t seconds costs n t, and recomputing them
+    keeps the whole engine, so all of C, busy for `prefill_seconds(n)`. `tokens` is n; t hardly depends on it.
+    """
+    return engine.kv_capacity_tokens * prefill_seconds(engine, uncached_tokens=tokens) / tokens
 
 
 def decode_step_seconds(engine: ParallelismProfile, *, batch: int, context_tokens: int) -> float:

@@ -7,16 +7,20 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from rolloutpool_api.v1alpha1 import InvalidPool, RolloutPool, parse_pool
+from rolloutpool_router.core.grants import own_part, sharers
+from rolloutpool_router.core.peers import Peers
+from rolloutpool_router.core.view import Ignored
 from rolloutpool_router.gate import Gate
 
 log = logging.getLogger(__name__)
 
 
 class PoolFeed:
-    """Hands objects to the gate, and keeps count of those that were no good."""
+    """Hands this router's part of the objects to the gate, and keeps count of those that were no good."""
 
-    def __init__(self, gate: Gate, clock: Callable[[], float]) -> None:
+    def __init__(self, gate: Gate, peers: Peers, clock: Callable[[], float]) -> None:
         self._gate = gate
+        self._peers = peers
         self._clock = clock
         self._seen_at = clock()
         self._last: RolloutPool | None = None
@@ -41,7 +45,7 @@ class PoolFeed:
         except InvalidPool as error:
             self.malformed(str(error))
             return
-        ignored = self._gate.apply(pool, self._capacities)
+        ignored = self._apply(pool)
         if ignored is not None:
             self.ignored += 1
             log.warning("stale object ignored: %s", ignored.reason)
@@ -68,12 +72,28 @@ class PoolFeed:
         known = self._gate.controller.fleet.engines
         self._capacities = {n: b for n, b in (self._capacities | dict(capacities)).items() if n in known}
         if self._last is not None:
-            self._gate.apply(self._last, self._capacities)
+            self._apply(self._last)
 
     def unsized_engines(self) -> dict[str, str]:
         """URLs by name of ready engines whose size nobody has said yet."""
         engines = self._gate.controller.fleet.engines.values()
         return {e.name: e.url for e in engines if e.ready and e.holds_sessions and e.capacity_blocks == 0}
+
+    def deserted(self, deserted: bool) -> None:
+        """Whether none of the routers that the status lists is there, and this one is not among them."""
+        if deserted is not self._peers.deserted and self._last is not None:
+            log.warning("listed routers are %s", "gone: going on without them" if deserted else "back")
+            self._peers.deserted = deserted
+            self._apply(self._last)
+
+    def _apply(self, pool: RolloutPool) -> Ignored | None:
+        capacities = {name: blocks // sharers(pool) for name, blocks in self._capacities.items()}
+        part = own_part(pool, self._peers.name, deserted=self._peers.deserted)
+        ignored = self._gate.apply(part, capacities)
+        view = self._gate.controller.view
+        if ignored is None and view is not None and view.admission is not None:
+            self._peers.apply(view.admission.routers, self._clock())
+        return ignored
 
     def _revision(self) -> int:
         view = self._gate.controller.view

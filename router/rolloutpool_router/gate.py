@@ -70,6 +70,12 @@ class Gate:
         self._admit()
         return known
 
+    def release(self, session: str) -> str | None:
+        """Another router has the session now: the engine that holds its KV; None if it is not idle here."""
+        engine = self.controller.release(session, self._clock())
+        self._admit()
+        return engine
+
     def apply(self, pool: RolloutPool, capacities: Mapping[str, int]) -> Ignored | None:
         """Take over an object; why, if it changed nothing."""
         dropped = self.controller.apply(pool, capacities)
@@ -90,8 +96,10 @@ class Gate:
 
     def tick(self) -> None:
         """Once in a while: sessions expire, engines come back."""
-        self.controller.expire(self._clock())
-        self._admit()
+        ticked = self.controller.tick(self._clock())
+        for ticket, refusal in ticked.refused:
+            self._answer(ticket.session, refusal)
+        self._wake(ticked.entered)
 
     def engine_failed(self, engine: str) -> None:
         """A connection to an engine failed."""
@@ -101,7 +109,7 @@ class Gate:
         """Answer every waiting request with this."""
         for session, waiters in list(self._waiters.items()):
             for waiter in waiters:
-                self.controller.cancel(waiter.queued)
+                self.controller.cancel(waiter.queued, self._clock())
             self._answer(session, refusal)
 
     async def _wait_to_enter(self, queued: Queued) -> Entered | Refusal:
@@ -126,7 +134,7 @@ class Gate:
                 self._waiters[session].remove(waiter)
                 if not self._waiters[session]:
                     del self._waiters[session]
-                self.controller.cancel(waiter.queued)
+                self.controller.cancel(waiter.queued, self._clock())
 
     def _admit(self) -> None:
         self._wake(self.controller.admit_waiting(self._clock()))

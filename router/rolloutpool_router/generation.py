@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
@@ -26,7 +26,14 @@ from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.gate import Gate
 from rolloutpool_router.intake import Intake
 from rolloutpool_router.metrics import Metrics
-from rolloutpool_router.proxy import EngineLost, Unreachable, Upstream, forwarded_headers, request_headers
+from rolloutpool_router.proxy import (
+    EngineLost,
+    Unreachable,
+    Upstream,
+    chunks,
+    forwarded_headers,
+    request_headers,
+)
 from rolloutpool_router.usage import UsageReader, estimate_tokens
 
 log = logging.getLogger(__name__)
@@ -52,6 +59,8 @@ class Turn:
     request: web.Request
     intake: Intake
     entered: Entered
+    router: str
+    """This router."""
     started: float
     """When it entered, in seconds of the clock."""
     outcome: Outcome = Outcome.CLIENT_GONE
@@ -64,6 +73,7 @@ class Turn:
         """What the router says of itself in the answer."""
         return {
             "X-RolloutPool-Engine": self.entered.engine,
+            "X-RolloutPool-Router": self.router,
             "X-RolloutPool-Queue-Seconds": f"{self.entered.waited_seconds:.3f}",
             "X-RolloutPool-Session": self.entered.session,
         }
@@ -73,8 +83,16 @@ class Generations:
     """Serves generations."""
 
     def __init__(
-        self, *, gate: Gate, upstream: Upstream, metrics: Metrics, clock: Callable[[], float], rng: Random
+        self,
+        router: str,
+        *,
+        gate: Gate,
+        upstream: Upstream,
+        metrics: Metrics,
+        clock: Callable[[], float],
+        rng: Random,
     ) -> None:
+        self._router = router
         self._gate = gate
         self._fleet = gate.controller.fleet
         self._upstream = upstream
@@ -90,7 +108,7 @@ class Generations:
         if isinstance(entered, Refusal):
             return refusal_response(entered), entered.outcome
         self._metrics.queue_wait.labels(entered.class_name).observe(entered.waited_seconds)
-        turn = Turn(request, intake, entered, self._clock())
+        turn = Turn(request, intake, entered, self._router, self._clock())
         try:
             return await self._serve_entered(turn), turn.outcome
         finally:
@@ -185,7 +203,7 @@ class Generations:
         reader = UsageReader(turn.intake.raw)
         try:
             await response.prepare(turn.request)
-            async for chunk in _chunks(upstream):
+            async for chunk in chunks(upstream):
                 if reader.empty and upstream.ok:
                     ttft = self._metrics.ttft.labels(turn.entered.class_name)
                     ttft.observe(self._clock() - turn.started)
@@ -236,19 +254,8 @@ class Generations:
         return known.url + turn.request.path_qs
 
     def _headers(self, turn: Turn) -> CIMultiDict[str]:
-        arrival = turn.intake.arrival
-        return request_headers(
-            turn.request.headers, session=arrival.session, request_id=turn.intake.request_id
-        )
-
-
-async def _chunks(upstream: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
-    """The body as it arrives; raises EngineLost where it breaks off."""
-    try:
-        async for chunk in upstream.content.iter_any():
-            yield chunk
-    except (aiohttp.ClientError, OSError) as error:
-        raise EngineLost(str(error)) from error
+        names = {"X-Session-ID": turn.intake.arrival.session, "X-Request-Id": turn.intake.request_id}
+        return request_headers(turn.request.headers, names)
 
 
 async def _keep(response: aiohttp.ClientResponse) -> KeptAnswer:

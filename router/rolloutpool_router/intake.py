@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from aiohttp import web
@@ -14,7 +15,10 @@ from aiohttp.http_exceptions import ContentEncodingError
 from rolloutpool_router.core import identity
 from rolloutpool_router.core.controller import AdmissionController, Arrival
 from rolloutpool_router.core.outcomes import Outcome, Refusal
-from rolloutpool_router.core.prefix import prefix_keys
+from rolloutpool_router.core.ownership import session_key
+from rolloutpool_router.core.peers import Peers
+from rolloutpool_router.core.prefix import prefix_keys, prompt_key
+from rolloutpool_router.usage import BYTES_PER_TOKEN
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
 """Largest request body: it is held while its session waits, and reading its JSON holds up the others."""
@@ -32,25 +36,70 @@ class Intake:
     request_id: str
     """The client's X-Request-Id, else one made here."""
 
+    def at(self, home: str | None) -> Intake:
+        """The same, of a session whose KV this engine is told to hold."""
+        return replace(self, arrival=replace(self.arrival, home=home))
 
-async def read_intake(request: web.Request, controller: AdmissionController) -> Intake | Refusal:
+
+@dataclass(frozen=True)
+class Received:
+    """A request that was read; looked into only as far as somebody asks."""
+
+    headers: Mapping[str, str]
+    """With lower-case names."""
+    raw: bytes
+    request_id: str
+
+    @cached_property
+    def body(self) -> dict[str, Any] | Refusal:
+        """The parsed body."""
+        return parse_body(self.raw)
+
+    @cached_property
+    def session(self) -> str | Refusal | None:
+        """The session that the request names, None where it names none; a header spares parsing the body."""
+        named = identity.session_id(self.headers, {})
+        if named is not None:
+            return named
+        return identity.session_id(self.headers, self.body) if isinstance(self.body, dict) else self.body
+
+    def owned_as(self) -> bytes | None:
+        """What tells whose the request is: its session, else its prompt, so that samples of one prompt meet.
+
+        None where that cannot be told: any router can refuse it.
+        """
+        if isinstance(self.session, str):
+            return session_key(self.session)
+        if self.session is None and isinstance(self.body, dict):
+            return prompt_key(self.body)
+        return None
+
+
+async def receive(request: web.Request) -> Received | Refusal:
     """Read a request; a Refusal says what to send instead."""
-    if controller.view is None:
-        return Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet: try again")
     try:
         raw = await request.read()
     except web.HTTPRequestEntityTooLarge:
         return Refusal(Outcome.TOO_LARGE, f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
     except (web.RequestPayloadError, ContentEncodingError) as error:
         return Refusal(Outcome.INVALID_BODY, f"the body cannot be read: {error}")
-    body = parse_body(raw)
+    headers = {name.lower(): value for name, value in request.headers.items()}
+    return Received(headers, raw, headers.get("x-request-id") or uuid.uuid4().hex)
+
+
+def take(received: Received, controller: AdmissionController, peers: Peers, now: float) -> Intake | Refusal:
+    """What the request asks for; a Refusal says what to send instead. `now`: seconds of the peers' clock."""
+    body = received.body
     if isinstance(body, Refusal):
         return body
-    headers = {name.lower(): value for name, value in request.headers.items()}
-    arrival = identify(headers, body, controller)
+    arrival = identify(received.headers, body, controller, size=len(received.raw))
     if isinstance(arrival, Refusal):
         return arrival
-    return Intake(arrival, body, raw, headers.get("x-request-id") or uuid.uuid4().hex)
+    if not arrival.single and controller.class_of(arrival.session) is None and controller.view is not None:
+        pause = controller.view.workloads[arrival.class_name].idle_seconds()
+        stray = peers.may_have_had(session_key(arrival.session), now, within=pause)
+        arrival = replace(arrival, stray=stray)
+    return Intake(arrival, body, received.raw, received.request_id)
 
 
 def parse_body(raw: bytes) -> dict[str, Any] | Refusal:
@@ -66,9 +115,16 @@ def parse_body(raw: bytes) -> dict[str, Any] | Refusal:
 
 
 def identify(
-    headers: Mapping[str, str], body: Mapping[str, Any], controller: AdmissionController
+    headers: Mapping[str, str], body: Mapping[str, Any], controller: AdmissionController, *, size: int
 ) -> Arrival | Refusal:
-    """Session and class of a request; `headers` with lower-case names."""
+    """Session and class of a request.
+
+    Args:
+        headers: with lower-case names.
+        body: parsed.
+        controller: knows the pool and its sessions.
+        size: bytes of the body, which tell about the length of the prompt.
+    """
     view = controller.view
     if view is None:
         return Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet: try again")
@@ -86,12 +142,16 @@ def identify(
     )
     if isinstance(class_name, Refusal):
         return class_name
+    has_history = identity.has_history(body)
+    placed = _is_placed(session, controller)
     return Arrival(
         session=session if session is not None else f"single-{uuid.uuid4().hex}",
         class_name=class_name,
-        prefix=prefix_keys(body) if _is_placed(session, controller) else (),
+        prefix=prefix_keys(body) if placed else (),
         single=session is None,
-        has_history=identity.has_history(body),
+        has_history=has_history,
+        prompt_tokens=size // BYTES_PER_TOKEN,
+        group=prompt_key(body) if placed and not has_history else None,
     )
 
 

@@ -12,6 +12,7 @@ from prometheus_client.registry import Collector
 from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.mixture import drift_percentage_points, shares
 from rolloutpool_router.core.outcomes import Outcome
+from rolloutpool_router.core.peers import Peers
 from rolloutpool_router.core.queues import ClassQueue
 
 NO_CLASS = ""
@@ -57,6 +58,13 @@ class Metrics:
             registry=self.registry,
         )
 
+        self.forwards = Counter(
+            "rolloutpool_router_forwards",
+            "Attempts to pass a request on to the router that it belongs to: passed_on, passed_over.",
+            ["result"],
+            registry=self.registry,
+        )
+
     def ended(self, class_name: str, outcome: Outcome) -> None:
         """Count one request."""
         self.requests.labels(class_name, outcome.value).inc()
@@ -72,11 +80,13 @@ class StateCollector(Collector):
     def __init__(
         self,
         controller: AdmissionController,
+        peers: Peers,
         clock: Callable[[], float],
         ignored: Callable[[], int],
         status_age: Callable[[], float],
     ) -> None:
         self._controller = controller
+        self._peers = peers
         self._clock = clock
         self._ignored = ignored
         self._status_age = status_age
@@ -99,6 +109,8 @@ class StateCollector(Collector):
         )
         yield _gauge("prefix_index_keys", "Prompt prefixes known.", len(self._controller.fleet.prefixes))
         yield _gauge("applied_revision", "status.admission.revision in force.", view.revision if view else 0)
+        yield _gauge("routers", "Other routers of the pool.", len(self._peers.others))
+        yield _gauge("listed", "0: others are listed and this router is not.", float(self._peers.listed))
         yield _gauge("status_age_seconds", "Time since the object was last seen.", self._status_age())
         ignored = CounterMetricFamily(
             "rolloutpool_router_statuses_ignored", "Objects that were malformed or stale and changed nothing."

@@ -14,6 +14,7 @@ from aiohttp import web
 from rolloutpool_router.app import SHUTTING_DOWN, Router, build_app
 from rolloutpool_router.engine_probes import watch_unready
 from rolloutpool_router.engine_sizes import watch_sizes
+from rolloutpool_router.listed_routers import watch_listed
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +23,8 @@ Work = Callable[[], Coroutine[Any, Any, None]]
 
 TICK_SECONDS = 0.25
 """How often idle sessions are looked for: how late one may expire."""
+LAG_SECONDS = 5.0
+"""How long requests may still come to a router that shuts down, until all proxies know; others get them."""
 RESTART_SECONDS = 1.0
 """Pause before a background task that failed starts anew."""
 CUT_SECONDS = 0.5
@@ -52,6 +55,7 @@ async def serving(
         partial(_tick, router),
         partial(watch_sizes, router.feed, router.upstream),
         partial(watch_unready, router.gate.controller.fleet, router.upstream),
+        partial(watch_listed, router.feed, router.forwarding.peers, router.upstream, router.clock),
     )
     tasks = [asyncio.create_task(keep_running(work)) for work in background]
     try:
@@ -82,10 +86,18 @@ async def keep_running(work: Work, *, pause: float = RESTART_SECONDS) -> None:
 
 
 async def _drain(router: Router, site: web.BaseSite, grace_seconds: float) -> None:
-    """Take no more requests; those there go on for a while, then who still waits is refused."""
+    """Take no more requests; those there go on for a while, then who still waits is refused.
+
+    Where there are other routers, requests that come or wait go to them at once, and the operator may go on
+    asking how many sessions are left here, to give their part to the others.
+    """
     router.draining = True
     router.settle()
-    await site.stop()
+    if router.forwarding.peers.others:
+        router.gate.refuse_all(SHUTTING_DOWN)
+        await asyncio.sleep(min(grace_seconds, LAG_SECONDS))
+    else:
+        await site.stop()
     log.info("draining: %d requests are open, %d of them wait", router.open_requests, router.gate.waiting)
     try:
         async with asyncio.timeout(grace_seconds):

@@ -156,11 +156,18 @@ def pool_object(
     roles: Mapping[str, str] | None = None,
     policy: str = "MISA-T",
     workloads: Sequence[Mapping[str, Any]] | None = None,
+    admission: Mapping[str, Any] | None = None,
+    blocks: int = 1000,
 ) -> dict[str, Any]:
-    """A RolloutPool with ready engines (URL by name), and the same caps by class on each; None: no caps."""
+    """A RolloutPool with ready engines (URL by name), and the same caps by class on each; None: no caps.
+
+    `admission` are fields of spec.admission; with caps, sessions may fill `blocks` of each engine.
+    """
     pool = copy.deepcopy(POOL)
     if workloads is not None:
         pool["spec"]["workloads"] = list(workloads)
+    if admission is not None:
+        pool["spec"]["admission"] = dict(admission)
     admin = [
         {
             "name": name,
@@ -179,7 +186,7 @@ def pool_object(
             "policy": policy,
             "computedAt": "2026-01-01T00:00:00Z",
             "engines": [
-                {"name": name, "capacityBlocks": 1000, "protectedBlocks": 950, "classes": classes}
+                {"name": name, "capacityBlocks": blocks, "protectedBlocks": blocks, "classes": classes}
                 for name in engines
             ],
         }
@@ -208,11 +215,16 @@ class RunningRouter:
 
 @asynccontextmanager
 async def running_router(
-    path: Path, pool: Mapping[str, Any] | str, *, grace_seconds: float = 0.0, seed: int = 1
+    path: Path,
+    pool: Mapping[str, Any] | str,
+    *,
+    name: str = "router-0",
+    grace_seconds: float = 0.0,
+    seed: int = 1,
 ) -> AsyncIterator[RunningRouter]:
     """Serve the pool within the block, on a free loopback port; ready when it is entered."""
     write_pool(path, pool)
-    router = build_router("router-0", rng=Random(seed))
+    router = build_router(name, rng=Random(seed))
     watch = partial(watch_file, path, router.feed, period_seconds=FILE_PERIOD_SECONDS)
     async with serving(router, watch, host=HOST, port=0, grace_seconds=grace_seconds) as port:
         await until(lambda: router.gate.controller.view is not None or router.feed.ignored > 0)

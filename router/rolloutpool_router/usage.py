@@ -71,7 +71,11 @@ def _parse(found: bytes) -> Usage | None:
         return None
     details = value.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
-    return Usage(_count(value.get("prompt_tokens")), _count(value.get("completion_tokens")), _count(cached))
+    return Usage(
+        prompt_tokens=_count(value.get("prompt_tokens")),
+        completion_tokens=_count(value.get("completion_tokens")),
+        cached_tokens=_count(cached) if cached is not None else None,
+    )
 
 
 def _count(value: Any) -> int:

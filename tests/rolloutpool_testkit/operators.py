@@ -32,7 +32,7 @@ CHILDREN = {
     ("NetworkPolicy", "{}-engines"),
     ("NetworkPolicy", "{}-router"),
 }
-KINDS = "statefulsets,deployments,services,serviceaccounts,roles,rolebindings,networkpolicies"
+KINDS = "statefulsets,deployments,services,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets"
 MANUAL = {"mode": "Manual", "replicas": [{"role": "aggregated", "replicas": 2}]}
 
 

@@ -92,7 +92,7 @@ def engine_facts(key: PoolKey, sets: Iterable[ChildFacts], pods: Sequence[Raw]) 
 
 
 def router_facts(pods: Iterable[Raw]) -> tuple[RouterFacts, ...]:
-    """Routers: pods that are not about to go."""
+    """Routers: pods that have not ended. One that is about to go counts until then: it serves what it has."""
     return tuple(
         RouterFacts(
             name=pod["metadata"]["name"],
@@ -102,7 +102,7 @@ def router_facts(pods: Iterable[Raw]) -> tuple[RouterFacts, ...]:
             message=trouble(pod)[1],
         )
         for pod in sorted(pods, key=lambda pod: str(pod["metadata"]["name"]))
-        if not pod["metadata"].get("deletionTimestamp")
+        if (pod.get("status") or {}).get("phase") not in FINISHED
     )
 
 

@@ -150,7 +150,7 @@ def _router_ready(observed: Observed) -> Condition:
     text = f"{serving} of {replicas} routers serve"
     if serving >= replicas:
         holds, reason, why = True, reasons.ALL_READY, ""
-    elif not observed.routers:
+    elif all(router.reason == reasons.TERMINATING for router in observed.routers):
         holds, reason, why = False, reasons.ROUTER_MISSING, ""
     else:
         holds = False

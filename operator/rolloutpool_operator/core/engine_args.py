@@ -10,6 +10,7 @@ from rolloutpool_api.planning import Role
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import PlanGroup
 from rolloutpool_operator.core.children import content_hash
+from rolloutpool_operator.core.merging import quantity
 
 VOLUME_SCHEME = "pvc://"
 """Prefix of a model source that names a volume: pvc://CLAIM/PATH."""
@@ -37,6 +38,7 @@ def engine_args(
         *_flag("--block-size", spec.engine.block_size),
         *_model_flags(spec),
         *_flag("--kv-transfer-config", kv_transfer_config(spec, group.role)),
+        *_flag("--kv-offloading-size", kv_offloading_gib(spec, group.role)),
         *_flag("--weight-transfer-config", '{"backend":"nccl"}' if spec.engine.rl.enabled else None),
         *_flag("--shutdown-timeout", shutdown_seconds(spec)),
         *spec.engine.extra_args,
@@ -101,6 +103,18 @@ def kv_transfer_config(spec: RolloutPoolSpec, role: Role) -> str | None:
         "kv_load_failure_policy": "recompute",
     }
     return json.dumps(config, separators=(",", ":"))
+
+
+def kv_offloading_gib(spec: RolloutPoolSpec, role: Role) -> str | None:
+    """CPU memory for KV blocks of an engine, in GiB; None for none.
+
+    vLLM's offloading is a KV connector of its own, so engines that transfer KV have none.
+    """
+    offload = spec.engine.kv_offload
+    if offload is None or transfers_kv(role):
+        return None
+    size = quantity(offload.size)
+    return f"{float(size) / 2**30:.6g}" if size else None
 
 
 def model_argument(spec: RolloutPoolSpec) -> str:

@@ -116,11 +116,12 @@ def _drifted_list(desired: Sequence[Any], live: Any, path: str) -> str | None:
 
 
 def _same_quantity(one: Any, other: Any) -> bool:
-    first, second = _quantity(one), _quantity(other)
+    first, second = quantity(one), quantity(other)
     return first is not None and first == second
 
 
-def _quantity(value: Any) -> Decimal | None:
+def quantity(value: Any) -> Decimal | None:
+    """The number that a Kubernetes quantity stands for (8Gi, 500m, 2); None where it is none."""
     if isinstance(value, int | float) and not isinstance(value, bool):
         return Decimal(str(value))
     if not isinstance(value, str):

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rolloutpool_api.conditions import Condition, ConditionStatus, ConditionType
+from rolloutpool_api.moments import unix_seconds
 from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import AdmissionStatus, ClassShare, MixtureStatus
 from rolloutpool_operator.core import reasons
-from rolloutpool_operator.core.admission import Merged
 from rolloutpool_operator.core.conditions import condition
-from rolloutpool_operator.core.moments import unix_seconds
+from rolloutpool_router.core.control import Merged
 from rolloutpool_router.core.mixture import drift_percentage_points
 
 MIN_SAMPLES = 100

@@ -75,12 +75,13 @@ class EngineFacts:
 
 @dataclass(frozen=True, kw_only=True)
 class RouterFacts:
-    """One router pod or process."""
+    """One router pod or process, also one that is about to go."""
 
     name: str
+    """As it calls itself (`--name`)."""
     ready: bool
     url: str
-    """Base URL of /admission/snapshot; empty while there is none."""
+    """Its own base URL, for the operator and for the other routers; empty while there is none."""
     reason: str = ""
     message: str = ""
 

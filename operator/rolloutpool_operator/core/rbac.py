@@ -37,6 +37,7 @@ NAMESPACED = (
     Rule("", ("services", "serviceaccounts"), READ + WRITE),
     Rule("rbac.authorization.k8s.io", ("roles", "rolebindings"), READ + WRITE),
     Rule("networking.k8s.io", ("networkpolicies",), READ + WRITE),
+    Rule("policy", ("poddisruptionbudgets",), READ + WRITE),
     Rule("", ("pods",), READ),
     Rule("", ("configmaps",), ("get",)),
     Rule("", ("events",), ("create",)),

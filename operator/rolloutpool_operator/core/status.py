@@ -61,6 +61,8 @@ class AdmissionReport:
     """The part of the status that the admission loop decides."""
 
     admission: AdmissionStatus | None = None
+    base_revision: int = 0
+    """Revision of the stored admission that it was computed from: it may replace that one and no other."""
     mixture: MixtureStatus | None = None
     conditions: tuple[Condition, ...] = ()
 
@@ -103,8 +105,9 @@ def planning_structure(observed: Observed) -> Structure:
 def compose(
     part: Structure, report: AdmissionReport, *, stored: RolloutPoolStatus, now: str
 ) -> RolloutPoolStatus:
-    """The whole status. Admission stays as stored unless the report's is newer, so revisions never fall."""
-    fresh = _revision(report.admission) > _revision(stored.admission)
+    """The whole status. Admission stays as stored unless the report's was computed from that and is newer."""
+    known = _revision(stored.admission)
+    fresh = _revision(report.admission) > known == report.base_revision
     admission = report.admission if fresh else stored.admission
     mixture = report.mixture if fresh else stored.mixture
     told = {item.type for item in report.conditions}

@@ -47,6 +47,7 @@ CHILDREN = (
     Kind("Role", "rbac.authorization.k8s.io", "v1", "roles"),
     Kind("RoleBinding", "rbac.authorization.k8s.io", "v1", "rolebindings"),
     Kind("NetworkPolicy", "networking.k8s.io", "v1", "networkpolicies"),
+    Kind("PodDisruptionBudget", "policy", "v1", "poddisruptionbudgets"),
 )
 """Kinds of children, which the pool's label selects."""
 BY_KIND: Mapping[str, Kind] = {item.kind: item for item in (*CHILDREN, POOL, NODE, POD, LEASES)}

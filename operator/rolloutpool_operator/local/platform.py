@@ -81,6 +81,7 @@ class LocalPlatform:
         self._sets.sync()
         body = self._store.body
         pool, invalid = read_pool(body)
+        pool = _with_one_router(pool) if pool else None
         return Observed(
             key=key,
             body=body,
@@ -225,6 +226,12 @@ class LocalPlatform:
         reason = ROUTER_EXITED if self._sets.kind_of(end.name) == children.ROUTER else ENGINE_EXITED
         self.note("Warning", reason, f"{end.name} ended and is started again: {end.cause}")
         self._mark_dirty()
+
+
+def _with_one_router(pool: RolloutPool) -> RolloutPool:
+    """One router is all that a local pool has: there is no other machine that it could outlive."""
+    router = pool.spec.router.model_copy(update={"replicas": 1})
+    return pool.model_copy(update={"spec": pool.spec.model_copy(update={"router": router})})
 
 
 def _node(pool: RolloutPool) -> NodeFacts:

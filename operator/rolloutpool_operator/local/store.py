@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from rolloutpool_operator.core.moments import rfc3339
+from rolloutpool_api.moments import rfc3339
 from rolloutpool_operator.local.events import EventRecord, read_event, with_event
 
 POOL_FILE = "pool.json"

@@ -1,13 +1,12 @@
-"""Who enters next, and where.
+"""Who enters next, and where: the choice among the waiting classes.
 
-Classes take turns: of the classes with a waiting session and room on some engine, the one furthest behind its
-share of the samples goes first. Within a class the oldest goes first. Nobody is evicted: where a cap shrinks
-below the residents, nobody enters until enough have ended.
+The class furthest behind its share of the mixture goes first. An engine takes a session if the class has
+room under its cap there and the session fits the pot (`forecast`). A cap binds while another class waits and
+is lent otherwise. Three rules keep any class from waiting for ever:
 
-Where the floors of all classes do not fit (see `caps`), some class has cap 0 everywhere. It is not left out:
-the emptiest engine is kept free for it from those further ahead, until the session fits or the engine is
-empty; one such session at a time runs on an engine. As samples of the others are counted, every class becomes
-the one furthest behind, so its wait is bounded.
+- where the class that goes first finds no room, the engine with the most room is kept free for it;
+- a class with no cap anywhere (floors that do not fit together) takes turns on an engine that has room;
+- a class without an entry for too long goes before all others and beyond its cap.
 """
 
 from __future__ import annotations
@@ -25,15 +24,27 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Candidate:
-    """The oldest waiting session of a class."""
+    """The next waiting session of a class."""
 
     class_name: str
     debt: float
     """Samples that the class is behind its share; negative: ahead."""
-    footprint_blocks: float
-    """Blocks that a session of the class is expected to hold on average (k)."""
+    arrived_at: float
+    """When it came, in seconds of the caller's clock."""
     overlap: Callable[[], Mapping[str, int]]
     """Leading prompt chunks that each engine holds; asked only of the session that enters."""
+    fits: Callable[[EngineLoad], bool]
+    """Whether the session fits an engine's pot."""
+    spare: Callable[[EngineLoad], bool]
+    """Whether an engine is known to have room for one more than the caps say."""
+    group_fits: Callable[[EngineLoad], bool] | None = None
+    """Whether all waiting samples of its prompt fit; None if there is but one."""
+    together_on: str | None = None
+    """Engine that samples of the same prompt have just entered."""
+    parked: bool = False
+    """It was resident before: the mixture has counted it already."""
+    overdue: bool = False
+    """Its class has had no entry for too long."""
 
 
 class EntryReason(StrEnum):
@@ -41,50 +52,63 @@ class EntryReason(StrEnum):
 
     ROOM = "room"
     """Its class has room on the engine."""
+    GROUP = "group"
+    """Other samples of its prompt have just entered there."""
+    LENT = "lent"
+    """Its class is at its cap, and no other class waits."""
+    DEBT = "debt"
+    """Its class is at its cap and behind its share."""
     TURN = "turn"
     """Its class has no cap anywhere, and it is its turn."""
+    OVERDUE = "overdue"
+    """Its class has had no entry for too long."""
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A decision: the oldest waiting session of a class enters an engine."""
+    """A decision: the next waiting session of a class enters an engine."""
 
     class_name: str
     engine: str
     reason: EntryReason
 
 
+@dataclass(frozen=True)
+class Rules:
+    """What the policy and its switches demand."""
+
+    class_blind: bool = False
+    """Each cap bounds the sessions of all classes together (policy Session)."""
+    lending: bool = False
+    """A class may exceed its cap while no other class waits."""
+    by_debt: bool = True
+    """The class furthest behind goes first; else the session that came first."""
+    most_ahead: float | None = None
+    """Samples that a class may be ahead of its share and still enter (enforcement Hard); None: any."""
+
+
 def decide(
-    candidates: Sequence[Candidate], engines: Sequence[EngineLoad], *, class_blind: bool, rng: Random
+    candidates: Sequence[Candidate], engines: Sequence[EngineLoad], *, rules: Rules, rng: Random
 ) -> Entry | None:
     """The next session to enter, None while nobody may.
 
     Args:
         candidates: one for each class with a waiting session.
         engines: those that are up.
-        class_blind: each cap bounds the sessions of all classes together (policy Session).
+        rules: of the policy.
         rng: breaks ties between engines.
     """
+    held = [c for c in candidates if _ahead(c, rules)]
+    waiting = sorted((c for c in candidates if c not in held), key=lambda c: _order(c, rules))
     kept_free: str | None = None
-    for candidate in sorted(candidates, key=lambda c: -c.debt):
-        if _shut_out(candidate, engines):
-            free = [engine for engine in engines if not engine.active.get(candidate.class_name)]
-            if not free:
-                continue
-            emptiest = choose_engine(_emptiest(free), candidate.overlap(), rng)
-            if _fits(candidate, emptiest):
-                return Entry(candidate.class_name, emptiest.name, EntryReason.TURN)
-            kept_free = kept_free or emptiest.name
-            continue
-        room = [
-            engine
-            for engine in engines
-            if engine.name != kept_free
-            and headroom(engine, candidate.class_name, class_blind=class_blind) > 0
-        ]
-        if room:
-            engine = choose_engine(room, candidate.overlap(), rng)
-            return Entry(candidate.class_name, engine.name, EntryReason.ROOM)
+    for candidate in waiting:
+        open_engines = [engine for engine in engines if engine.name != kept_free]
+        beyond = _beyond_cap(candidate, engines, rules, alone=len(waiting) == 1)
+        entry = _enter(candidate, open_engines, rules, beyond=beyond, rng=rng)
+        if entry is not None:
+            return entry
+        if kept_free is None and engines and (wanted := _wanted(candidate, engines, rules)):
+            kept_free = min(wanted, key=lambda engine: engine.load).name
     return None
 
 
@@ -94,15 +118,62 @@ def headroom(engine: EngineLoad, class_name: str, *, class_blind: bool) -> int:
     return engine.caps.get(class_name, 0) - resident
 
 
-def _shut_out(candidate: Candidate, engines: Sequence[EngineLoad]) -> bool:
-    return bool(engines) and all(engine.caps.get(candidate.class_name, 0) == 0 for engine in engines)
+def _ahead(candidate: Candidate, rules: Rules) -> bool:
+    if rules.most_ahead is None or candidate.parked or candidate.overdue or candidate.together_on:
+        return False
+    return -candidate.debt > rules.most_ahead
 
 
-def _emptiest(engines: Sequence[EngineLoad]) -> list[EngineLoad]:
-    least = min(engine.occupied_blocks for engine in engines)
-    return [engine for engine in engines if engine.occupied_blocks == least]
+def _order(candidate: Candidate, rules: Rules) -> tuple[bool, bool, float]:
+    last = -candidate.debt if rules.by_debt else candidate.arrived_at
+    return not candidate.overdue, candidate.together_on is None, last
 
 
-def _fits(candidate: Candidate, engine: EngineLoad) -> bool:
-    free = engine.protected_blocks - engine.occupied_blocks
-    return candidate.footprint_blocks <= free or not any(engine.active.values())
+def _enter(
+    candidate: Candidate,
+    engines: Sequence[EngineLoad],
+    rules: Rules,
+    *,
+    beyond: EntryReason | None,
+    rng: Random,
+) -> Entry | None:
+    name = candidate.class_name
+    open_to = [
+        engine
+        for engine in engines
+        if headroom(engine, name, class_blind=rules.class_blind) > 0 or (beyond and candidate.spare(engine))
+        if candidate.fits(engine)
+    ]
+    if beyond is EntryReason.TURN:
+        open_to = [engine for engine in open_to if not engine.active.get(name)]
+    if not open_to:
+        return None
+    together = [engine for engine in open_to if engine.name == candidate.together_on]
+    if together:
+        return Entry(name, together[0].name, EntryReason.GROUP)
+    whole = [e for e in open_to if candidate.group_fits(e)] if candidate.group_fits is not None else []
+    engine = choose_engine(whole or open_to, candidate.overlap(), rng)
+    within = headroom(engine, name, class_blind=rules.class_blind) > 0
+    return Entry(name, engine.name, EntryReason.ROOM if within else beyond or EntryReason.ROOM)
+
+
+def _beyond_cap(
+    candidate: Candidate, engines: Sequence[EngineLoad], rules: Rules, *, alone: bool
+) -> EntryReason | None:
+    """Why the class may exceed its cap now, None where it may not."""
+    if candidate.overdue:
+        return EntryReason.OVERDUE
+    if rules.lending and alone:
+        return EntryReason.LENT
+    if rules.by_debt and candidate.debt > 0:
+        return EntryReason.DEBT
+    if engines and all(engine.caps.get(candidate.class_name, 0) == 0 for engine in engines):
+        return EntryReason.TURN
+    return None
+
+
+def _wanted(candidate: Candidate, engines: Sequence[EngineLoad], rules: Rules) -> list[EngineLoad]:
+    """Engines that a class without room waits for: those whose pot is too full, not those at its cap."""
+    if _beyond_cap(candidate, engines, rules, alone=False):
+        return list(engines)
+    return [e for e in engines if headroom(e, candidate.class_name, class_blind=rules.class_blind) > 0]

@@ -7,9 +7,9 @@ The class's quota is M = C R / sum(R) of the C protected blocks, and its cap is 
 The other policies are the paper's baselines: MISA leaves time out (R = N k), Session has one class-blind cap,
 Static divides C by the shares of the spec, None admits everything.
 
-One thing differs from the paper, which gives every class max(1, K): that may exceed C. Here floors are
-granted only where they fit, and what they take comes from the quotas of the others, so that sum(K k) <= C.
-The one exception is an engine too small for any session: one class may still run one session there.
+The paper gives every class max(1, K), which may exceed C. With feasible floors they are granted only where
+they fit, and what they take comes from the quotas of the others, so that sum(K k) <= C. The one exception is
+an engine too small for any session: one class may still run one session there.
 """
 
 from __future__ import annotations
@@ -51,12 +51,12 @@ class ClassDemand:
 class CapInputs:
     """One engine and the demand on it."""
 
-    capacity_blocks: int
-    """KV blocks that the engine has."""
-    safety: float
-    """Part of them that admitted sessions may fill (1 - epsilon)."""
+    protected_blocks: int
+    """KV blocks of the engine that admitted sessions may fill (C)."""
     floor: int
     """Sessions that every class may hold whatever its demand, where they fit."""
+    feasible_floors: bool
+    """False: every class keeps its floor even where they do not fit together, as in the paper."""
     classes: tuple[ClassDemand, ...]
     """Every class of the spec, with or without demand."""
 
@@ -69,8 +69,6 @@ class CapResult:
     """Sessions that may be resident, by class. With `class_blind`: of all classes together."""
     block_second_share: Mapping[str, float]
     """Part of the demand in block-seconds (N k T), by class; sums to 1, or to 0 without demand."""
-    protected_blocks: int
-    """KV blocks that admitted sessions may fill (C)."""
     floors_fit: bool
     """False: the floors of all classes together exceed C, so some classes have a cap below their floor and
     take turns (see `admission.decide`)."""
@@ -85,20 +83,13 @@ def compute_caps(policy: AdmissionPolicy, inputs: CapInputs) -> CapResult:
     taken to come in the proportions of the shares.
     """
     classes = inputs.classes
-    protected = protected_blocks(inputs.capacity_blocks, inputs.safety)
-    caps, floors_fit = _caps(policy, inputs, protected)
+    caps, floors_fit = _caps(policy, inputs, inputs.protected_blocks)
     return CapResult(
         caps=caps,
         block_second_share=_normalised({c.name: c.sessions * _block_seconds(c) for c in classes}),
-        protected_blocks=protected,
         floors_fit=floors_fit,
         class_blind=policy is AdmissionPolicy.SESSION,
     )
-
-
-def protected_blocks(capacity_blocks: int, safety: float) -> int:
-    """KV blocks that admitted sessions may fill (C): the engine's blocks less the reserve."""
-    return int(capacity_blocks * safety * (1 + ROUNDING))
 
 
 def _caps(policy: AdmissionPolicy, inputs: CapInputs, protected: int) -> tuple[dict[str, int], bool]:
@@ -109,6 +100,9 @@ def _caps(policy: AdmissionPolicy, inputs: CapInputs, protected: int) -> tuple[d
     if policy is AdmissionPolicy.SESSION:
         cap = _session_cap(protected, classes)
         return {c.name: cap for c in classes}, floors_fit
+    if not inputs.feasible_floors:
+        earned = _divide(protected, 0, classes, _weights(policy, classes))
+        return {name: max(inputs.floor, cap) for name, cap in earned.items()}, floors_fit
     if not floors_fit:
         return _floors_that_fit(protected, inputs.floor, classes), False
     return _divide(protected, inputs.floor, classes, _weights(policy, classes)), True

@@ -2,87 +2,44 @@
 
 One object without I/O or clock: every method takes `now` in seconds and returns at once, so the router's gate
 runs it on the wall clock and a simulator on a virtual one. What holds at any time: a resident session has
-exactly one permit; nobody enters beyond the caps, except adopted and moved sessions; the oldest of a class
-enters first.
+exactly one permit; nobody enters beyond the caps and the pot but by the rules of `admission`, except adopted
+and moved sessions; parked sessions of a class enter before its new ones, and those in the order of arrival
+but for samples of one prompt, which follow one another.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from rolloutpool_api.serving import MixtureSpec
 from rolloutpool_api.v1alpha1 import RolloutPool
 from rolloutpool_api.workloads import OverloadAnswer, WorkloadSpec
-from rolloutpool_router.core.admission import Candidate, decide, headroom
-from rolloutpool_router.core.estimates import FinishedWindow
+from rolloutpool_router.core.admission import Entry, decide, headroom
+from rolloutpool_router.core.classes import ClassState
+from rolloutpool_router.core.entrants import Entrants
 from rolloutpool_router.core.fleet import Fleet
-from rolloutpool_router.core.mixture import ConsumedRing, debts
+from rolloutpool_router.core.ledger import Ledger
+from rolloutpool_router.core.mixture import ConsumedRing, MixtureDebt
+from rolloutpool_router.core.occupancy import Occupancy
 from rolloutpool_router.core.outcomes import Outcome, Refusal
-from rolloutpool_router.core.placement import choose_engine
+from rolloutpool_router.core.placement import EngineLoad, choose_engine
 from rolloutpool_router.core.queues import ClassQueue, Ticket
+from rolloutpool_router.core.requests import Arrival, Entered, Queued, Ticked
+from rolloutpool_router.core.retention import Retention
 from rolloutpool_router.core.sessions import MAX_SESSIONS, Session, SessionTable, Usage
+from rolloutpool_router.core.shared import Mark, marks
 from rolloutpool_router.core.view import Ignored, PoolView, accept
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
+__all__ = ["AdmissionController", "Arrival", "Entered", "Queued", "Ticked"]
 
-@dataclass(frozen=True)
-class Arrival:
-    """A request whose session and class are known."""
-
-    session: str
-    class_name: str
-    prefix: tuple[bytes, ...] = ()
-    """Hashes of its prompt's chunks (`prefix.prefix_keys`)."""
-    single: bool = False
-    """The client named no session: this request is all of it."""
-    has_history: bool = False
-    """The prompt holds an earlier answer (`identity.has_history`)."""
-
-
-@dataclass(frozen=True)
-class Entered:
-    """A request may go to its engine now; it must end with `end_turn`."""
-
-    session: str
-    class_name: str
-    engine: str
-    waited_seconds: float = 0.0
-    adopted: bool = False
-    """An unknown session with history, let in at once."""
-
-
-@dataclass(frozen=True)
-class Queued:
-    """A request waits: its session will be among those of `admit_waiting`, or `cancel` withdraws it."""
-
-    session: str
-    class_name: str
-    resident: bool = False
-    """The session is resident and no engine is up: the request counts as in flight while it waits."""
-
-
-@dataclass(slots=True)
-class ClassCounters:
-    """What happened to a class since the router started."""
-
-    finished: int = 0
-    """Sessions that ended after at least one complete answer."""
-    adopted: int = 0
-    rejected: int = 0
-    """Requests answered with an overload status."""
-
-
-class ClassState:
-    """Queue, finished sessions and counters of one class."""
-
-    def __init__(self) -> None:
-        self.queue = ClassQueue()
-        self.window = FinishedWindow()
-        self.counters = ClassCounters()
+ESTIMATE_WEIGHT = 0.1
+"""Weight of the latest answer in the correction of a class's prompt estimates."""
 
 
 class AdmissionController:
@@ -97,14 +54,20 @@ class AdmissionController:
         """
         self._rng = rng
         self._started = started
+        self._changed = True
         self.view: PoolView | None = None
         self.fleet = Fleet()
         self.table = SessionTable()
+        self.ledger = Ledger(self.table)
+        self.retention = Retention()
+        self.occupancy = Occupancy(self.fleet, self.table, self.ledger, self.retention)
         self.classes: dict[str, ClassState] = {}
         """By name, those of the spec."""
         self.stalled = ClassQueue()
         """Resident sessions with requests that wait because no engine is up."""
         self.consumed = ConsumedRing(window=1000)
+        """Samples that ended after a success."""
+        self.debt = MixtureDebt()
 
     def apply(self, pool: RolloutPool, capacities: Mapping[str, int]) -> Ignored | list[Ticket]:
         """Take over an object; the waiting sessions whose class is gone, or why it changed nothing.
@@ -116,23 +79,32 @@ class AdmissionController:
         view = accept(self.view, pool, capacities)
         if isinstance(view, Ignored):
             return view
+        if self.view is None or self.view.generation != view.generation or self.view.uid != view.uid:
+            self.ledger.apply(view.spec)
         self.view = view
         self.fleet.apply(view)
+        self.ledger.keep_engines(view.engines)
+        self.retention.keep(view.engines)
         self.consumed.resize(view.spec.mixture.window_samples)
         gone = [state for name, state in self.classes.items() if name not in view.workloads]
         self.classes = {name: self.classes.get(name) or ClassState() for name in view.workloads}
-        return [ticket for state in gone for ticket in state.queue]
+        self._changed = True
+        dropped = [ticket for state in gone for ticket in state.queue]
+        for ticket in dropped:
+            if (parked := self.table.parked(ticket.session)) is not None:
+                self.table.rest(parked, now=parked.seen_at)
+        return dropped
 
     def class_of(self, session: str) -> str | None:
-        """The class that a resident or waiting session came with."""
-        if (resident := self.table.get(session)) is not None:
-            return resident.class_name
+        """The class that an open or waiting session came with."""
+        if (known := self.table.get(session) or self.table.parked(session)) is not None:
+            return known.class_name
         return next((name for name, state in self.classes.items() if state.queue.get(session)), None)
 
     def arrive(self, arrival: Arrival, now: float) -> tuple[Entered | Queued | Refusal, list[Entered]]:
         """A request comes: what becomes of it, and the waiting sessions that enter now (it may be one).
 
-        A session that is resident or waits stays what it is, whatever class this request says.
+        A session that is open or waits stays what it is, whatever class this request says.
         """
         known = self.class_of(arrival.session)
         if known in self.classes:
@@ -140,15 +112,31 @@ class AdmissionController:
         workload = self.view.workloads.get(arrival.class_name) if self.view is not None else None
         if workload is None:
             return Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet: try again"), []
+        tokens = round(arrival.prompt_tokens * self.classes[arrival.class_name].estimate_factor)
         if (resident := self.table.get(arrival.session)) is not None:
+            self.ledger.turn_begins(resident, prompt_tokens=tokens, estimate=arrival.prompt_tokens, now=now)
             self.table.begin_turn(resident.id, now=now)
             answer = self._home(resident, workload, now, avoid=()) or self._no_engine(workload)
             if isinstance(answer, Refusal):
                 self.end_turn(resident.id, now=now, ok=False)
             return answer, []
-        if self._may_be_forgotten(arrival, workload, now) and (adopted := self._adopt(arrival, now)):
+        ticket = Ticket(
+            arrival.session,
+            arrival.class_name,
+            now,
+            prefix=arrival.prefix,
+            single=arrival.single,
+            prompt_tokens=tokens,
+            prompt_estimate=arrival.prompt_tokens,
+            group=arrival.group if self.view is not None and self.view.rules.groups else None,
+            pieces=self._pieces(arrival.prefix, tokens),
+            parked=self.table.parked(arrival.session) is not None,
+        )
+        if self._may_be_forgotten(arrival, workload, now) and (
+            adopted := self._adopt(ticket, arrival.home, now)
+        ):
             return adopted, []
-        return self._enqueue(arrival, workload, now)
+        return self._enqueue(ticket, workload, now)
 
     def reroute(
         self, session: str, *, now: float, avoid: Collection[str]
@@ -171,16 +159,27 @@ class AdmissionController:
     def admit_waiting(self, now: float) -> list[Entered]:
         """Let in every waiting session that may enter now; all its waiting requests go with it."""
         entered = self._unstall(now)
-        while (entry := self._next_entry(now)) is not None:
+        if not self._changed:
+            return entered
+        self._changed = False
+        if self.view is None or not any(len(state.queue) for state in self.classes.values()):
+            return entered
+        self.ledger.refresh(now)
+        loads = {load.name: load for load in self.occupancy.loads(now)}
+        while (entry := self._next_entry(loads, now)) is not None:
             entered.append(entry)
+            loads[entry.engine] = self.occupancy.load(self.fleet.engines[entry.engine])
         return entered
 
-    def cancel(self, queued: Queued) -> None:
+    def cancel(self, queued: Queued, now: float) -> None:
         """One waiting request is withdrawn; that of a resident session must still end with `end_turn`."""
         if queued.resident:
             self.stalled.cancel(queued.session)
         elif (state := self.classes.get(queued.class_name)) is not None:
             state.queue.cancel(queued.session)
+            self._changed = True
+            if state.queue.get(queued.session) is None:
+                self._waits_no_more(queued.session, now)
 
     def end_turn(self, session: str, *, now: float, ok: bool, usage: Usage | None = None) -> None:
         """A request that had entered ended; `ok`: its answer was 2xx and complete."""
@@ -188,52 +187,88 @@ class AdmissionController:
         if current is None or self.view is None:
             return
         workload = self.view.workloads.get(current.class_name)
-        ended = self.table.end_turn(
-            session,
-            now=now,
-            ok=ok,
-            usage=usage,
-            block_size=self.view.spec.engine.block_size,
-            idle_seconds=workload.idle_seconds() if workload is not None else 0.0,
-        )
+        if usage is not None:
+            self._learn(current, usage)
+        self.ledger.turn_ended(current, usage, now)
+        idle = workload.idle_seconds() if workload is not None else 0.0
+        ended = self.table.end_turn(session, now=now, ok=ok, idle_seconds=idle)
         self._count_ended([ended] if ended is not None else [], now)
 
     def finish(self, session: str, now: float) -> bool:
-        """The client is done with a session; False if it is not resident."""
-        if self.table.get(session) is None:
+        """The client is done with a session: it ends with its last request; False if it is not open."""
+        parked = self.table.parked(session)
+        if self.table.get(session) is None and parked is None:
             return False
+        if parked is not None and any(state.queue.get(session) for state in self.classes.values()):
+            parked.ending = True
+            return True
         ended = self.table.finish(session)
         self._count_ended([ended] if ended is not None else [], now)
         return True
 
-    def expire(self, now: float) -> int:
-        """End the sessions that were idle for too long; how many."""
+    def release(self, session: str, now: float) -> str | None:
+        """Give up an idle or parked session that another router has now, without counting it; its engine.
+
+        None, and nothing happens, where it is unknown, in flight or waiting.
+        """
+        current = self.table.get(session) or self.table.parked(session)
+        if current is None or current.in_flight or self._waits(current):
+            return None
+        if not current.parked:
+            self.ledger.look(current, now)
+            self.ledger.left(current)
+        self.table.finish(session)
+        self._changed = True
+        return current.engine
+
+    def tick(self, now: float) -> Ticked:
+        """Once a second or so: sessions expire and are parked, estimates follow, engines come back."""
         if self.view is None:
-            return 0
-        ended = self.table.expire(now=now, idle_seconds=self.view.idle_seconds)
-        self._count_ended(ended, now)
-        return len(ended)
+            return Ticked([], [])
+        self._count_ended(self.table.expire(now=now, idle_seconds=self.view.idle_seconds), now)
+        self.ledger.refresh(now)
+        self.ledger.look_around(now)
+        self._park(now)
+        full = {name for name in self.fleet.engines if self.occupancy.is_full(name)}
+        self.retention.step(now, self.view.spec.admission.pressure, full)
+        refused = self._refuse_late(now)
+        self._changed = True
+        return Ticked(self.admit_waiting(now), refused)
 
     def debts(self) -> dict[str, float]:
-        """Samples that each class is behind its share, of those consumed and those in progress."""
-        counts = {name: self.consumed.counts[name] + self.table.by_class[name] for name in self.classes}
-        return debts(self.view.shares if self.view is not None else {}, counts)
+        """Samples that each class is behind its share; 0 for one that neither has nor wants sessions."""
+        return dict.fromkeys(self.classes, 0.0) | self.debt.behind(self._present())
+
+    def _pieces(self, prefix: Sequence[bytes], prompt_tokens: int) -> tuple[Mark, ...]:
+        """The marks of a prompt; none where blocks count by their peak, shared or not."""
+        if self.view is None or not self.view.rules.method.time_averaged:
+            return ()
+        return marks(prefix, prompt_tokens=prompt_tokens, block_size=self.view.spec.engine.block_size)
+
+    def _waits(self, session: Session) -> bool:
+        state = self.classes.get(session.class_name)
+        return state is not None and state.queue.get(session.id) is not None
 
     def _enqueue(
-        self, arrival: Arrival, workload: WorkloadSpec, now: float
+        self, ticket: Ticket, workload: WorkloadSpec, now: float
     ) -> tuple[Entered | Queued | Refusal, list[Entered]]:
-        state = self.classes[arrival.class_name]
+        state = self.classes[ticket.class_name]
         if state.queue.requests >= workload.overload.max_waiting:
             return self._overloaded(workload, Outcome.QUEUE_FULL, "as many requests wait as may"), []
-        state.queue.push(
-            Ticket(arrival.session, arrival.class_name, now, prefix=arrival.prefix, single=arrival.single)
-        )
+        if not len(state.queue):
+            state.turn_since = now
+            self._changed = True
+        if (parked := self.table.parked(ticket.session)) is not None:
+            self.table.busy(parked)
+            self._changed = True
+        state.queue.push(ticket)
         entered = self.admit_waiting(now)
-        mine = next((entry for entry in entered if entry.session == arrival.session), None)
-        if mine is None and workload.overload.answer is OverloadAnswer.REJECT:
-            state.queue.cancel(arrival.session)
+        mine = next((entry for entry in entered if entry.session == ticket.session), None)
+        queued = Queued(ticket.session, ticket.class_name)
+        if mine is None and workload.overload.answer is OverloadAnswer.REJECT and parked is None:
+            self.cancel(queued, now)
             return self._overloaded(workload, Outcome.CLASS_FULL, "no engine has room"), entered
-        return mine or Queued(arrival.session, arrival.class_name), entered
+        return mine or queued, entered
 
     def _may_be_forgotten(self, arrival: Arrival, workload: WorkloadSpec, now: float) -> bool:
         """Whether the session may have been admitted by a router before this one.
@@ -242,20 +277,19 @@ class AdmissionController:
         of a new session, which waits like any other.
         """
         young = now - self._started < workload.idle_seconds()
-        return young and arrival.has_history and not arrival.single
+        known = self.table.parked(arrival.session) is not None
+        return (young or arrival.stray) and arrival.has_history and not arrival.single and not known
 
-    def _adopt(self, arrival: Arrival, now: float) -> Entered | None:
-        engine = self._place_now(arrival.class_name, arrival.prefix, now, avoid=())
-        if engine is None or len(self.table) >= MAX_SESSIONS:
-            return None
-        ticket = Ticket(arrival.session, arrival.class_name, now, prefix=arrival.prefix)
-        state = self.classes[arrival.class_name]
-        waiting = state.queue.get(arrival.session)
-        if waiting is not None:
+    def _adopt(self, ticket: Ticket, home: str | None, now: float) -> Entered | None:
+        engine = self._place_now(ticket.class_name, ticket.prefix, now, avoid=())
+        if home is not None and self.fleet.is_up(home, now):
+            engine = home
+        state = self.classes[ticket.class_name]
+        if engine is None or len(self.table) >= MAX_SESSIONS or state.queue.get(ticket.session) is not None:
             return None
         self._make_resident(ticket, engine, now)
         state.counters.adopted += 1
-        return Entered(arrival.session, arrival.class_name, engine, adopted=True)
+        return Entered(ticket.session, ticket.class_name, engine, adopted=True)
 
     def _home(
         self, resident: Session, workload: WorkloadSpec, now: float, *, avoid: Collection[str]
@@ -265,8 +299,12 @@ class AdmissionController:
             engine = self._place_now(resident.class_name, (), now, avoid={*avoid, resident.engine})
             if engine is None:
                 return None if avoid else self._stall(resident, workload, now)
-            self.table.move(resident.id, engine)
+            self._move(resident, engine, now)
         return Entered(resident.id, resident.class_name, resident.engine)
+
+    def _move(self, resident: Session, engine: str, now: float) -> None:
+        self.ledger.moved(resident, engine, now)
+        self.table.move(resident, engine)
 
     def _stall(self, resident: Session, workload: WorkloadSpec, now: float) -> Queued | Refusal:
         full = self.stalled.requests >= workload.overload.max_waiting
@@ -284,72 +322,153 @@ class AdmissionController:
                 engine = self._place_now(ticket.class_name, (), now, avoid=())
                 if engine is None:
                     continue
-                self.table.move(resident.id, engine)
+                self._move(resident, engine, now)
             self.stalled.pop(ticket.session)
             if resident is not None:
                 waited = now - ticket.arrived_at
                 entered.append(Entered(resident.id, resident.class_name, resident.engine, waited))
         return entered
 
-    def _next_entry(self, now: float) -> Entered | None:
+    def _next_entry(self, loads: Mapping[str, EngineLoad], now: float) -> Entered | None:
         heads = {name: head for name, state in self.classes.items() if (head := state.queue.head())}
-        if not heads or self.view is None or len(self.table) >= MAX_SESSIONS:
+        if len(self.table) >= MAX_SESSIONS:
+            heads = {name: head for name, head in heads.items() if head.parked}
+        if not heads or self.view is None:
             return None
-        behind = self.debts()
-        candidates = [
-            Candidate(
-                class_name=name,
-                debt=behind[name],
-                footprint_blocks=self.view.costs[name].footprint_blocks,
-                overlap=lambda head=head: self.fleet.prefixes.overlaps(head.prefix),  # type: ignore[misc]
-            )
-            for name, head in heads.items()
-        ]
+        entrants = Entrants(self, now)
         entry = decide(
-            candidates,
-            self.fleet.loads(self.table, now),
-            class_blind=self.view.class_blind,
+            [entrants.candidate(head) for head in heads.values()],
+            list(loads.values()),
+            rules=self.view.rules.admission,
             rng=self._rng,
         )
-        if entry is None:
-            return None
-        ticket = self.classes[entry.class_name].queue.pop(heads[entry.class_name].session)
+        return self._let_in(heads[entry.class_name], entry, now) if entry is not None else None
+
+    def _let_in(self, ticket: Ticket, entry: Entry, now: float) -> Entered:
+        state = self.classes[entry.class_name]
+        state.queue.pop(ticket.session)
+        state.turn_since = now
+        if ticket.group is not None and not ticket.parked:
+            # Once: samples of the prompt that come later must not overtake those that waited before them.
+            state.sample_entered(ticket.group, entry.engine)
         self._make_resident(ticket, entry.engine, now)
-        return Entered(ticket.session, entry.class_name, entry.engine, now - ticket.arrived_at)
+        waited = now - ticket.arrived_at
+        return Entered(ticket.session, entry.class_name, entry.engine, waited, reason=entry.reason)
 
     def _make_resident(self, ticket: Ticket, engine: str, now: float) -> None:
-        expected = self.view.costs[ticket.class_name].footprint_blocks if self.view is not None else 1
-        self.table.admit(
-            ticket.session,
-            ticket.class_name,
-            engine,
-            now=now,
-            blocks=max(1, round(expected)),
-            single=ticket.single,
-        )
+        session = self.table.parked(ticket.session)
+        if session is None:
+            session = Session(
+                ticket.session,
+                ticket.class_name,
+                engine,
+                now,
+                tokens=float(ticket.prompt_tokens),
+                single=ticket.single,
+                group=ticket.group,
+                pieces=ticket.pieces,
+                marked_blocks=sum(piece.blocks for piece in ticket.pieces),
+            )
+            self.debt.entered(
+                ticket.class_name, self._present(ticket.class_name), window=self.consumed.window
+            )
+        else:
+            session.admitted_at = now - session.age(now)
+            session.engine = engine
+        session.tokens = max(session.tokens, float(ticket.prompt_tokens))
+        session.prompt_estimate = ticket.prompt_estimate
+        self.table.admit(session)
+        self.ledger.entered(session, now)
         for _ in range(ticket.requests):
             self.table.begin_turn(ticket.session, now=now)
         self.fleet.prefixes.record(ticket.prefix, engine)
+
+    def _present(self, *also: str) -> dict[str, float]:
+        """Shares of the classes that have or want sessions, and of those named."""
+        workloads = self.view.workloads if self.view is not None else {}
+        return {
+            name: workload.share
+            for name, workload in workloads.items()
+            if name in also
+            or len(self.classes[name].queue)
+            or self.table.by_class[name]
+            or self.table.parked_by_class[name]
+        }
 
     def _place_now(
         self, class_name: str, prefix: Sequence[bytes], now: float, *, avoid: Collection[str]
     ) -> str | None:
         """The engine for a session that does not wait: with room for its class where there is one."""
-        up = [load for load in self.fleet.loads(self.table, now) if load.name not in avoid]
+        up = [load for load in self.occupancy.loads(now) if load.name not in avoid]
         blind = self.view is not None and self.view.class_blind
         room = [load for load in up if headroom(load, class_name, class_blind=blind) > 0]
         if not up:
             return None
         return choose_engine(room or up, self.fleet.prefixes.overlaps(prefix), self._rng).name
 
+    def _park(self, now: float) -> None:
+        """Park sessions that idle for longer than their blocks are worth, where others wait for room."""
+        limit = self.view.park_seconds if self.view is not None else None
+        if limit is None or not any(len(state.queue) for state in self.classes.values()):
+            return
+        for name, state in self.classes.items():
+            state.counters.parked += self.ledger.park(name, idle_since=now - limit, now=now)
+
+    def _refuse_late(self, now: float) -> list[tuple[Ticket, Refusal]]:
+        refused = []
+        for name, state in self.classes.items():
+            workload = self.view.workloads[name] if self.view is not None else None
+            if workload is None or workload.overload.max_wait_seconds is None:
+                continue
+            limit = workload.overload.max_wait_seconds
+            for ticket in state.queue.late(now - limit):
+                state.queue.pop(ticket.session)
+                self._waits_no_more(ticket.session, now)
+                refused.append((ticket, self._overloaded(workload, Outcome.WAITED_LONG, f"{limit} s passed")))
+        return refused
+
+    def _waits_no_more(self, session: str, now: float) -> None:
+        """A parked session's next turn was withdrawn or refused."""
+        parked = self.table.parked(session)
+        if parked is not None and parked.ending:
+            self.table.finish(session)
+            self._count_ended([parked], now)
+        elif parked is not None:
+            self.table.rest(parked, now=now)
+
+    def _learn(self, session: Session, usage: Usage) -> None:
+        """What an answer's usage says of the prompt estimates and of the engine's cache."""
+        state = self.classes.get(session.class_name)
+        if state is not None and session.prompt_estimate:
+            ratio = usage.prompt_tokens / session.prompt_estimate
+            state.estimate_factor += ESTIMATE_WEIGHT * (min(max(ratio, 0.1), 10.0) - state.estimate_factor)
+        if usage.cached_tokens is not None and session.cached_before:
+            # A chat template may drop earlier reasoning: what is not asked for is no loss.
+            expected = min(session.cached_before, usage.prompt_tokens)
+            self.retention.count(session.engine, expected=expected, found=usage.cached_tokens)
+
     def _count_ended(self, ended: Sequence[Session], now: float) -> None:
         for session in ended:
+            self._changed = True
+            if not session.parked:
+                self.ledger.look(session, now)
+                self.ledger.left(session)
             state = self.classes.get(session.class_name)
+            if not session.succeeded:
+                shares = self._present(session.class_name)
+                self.debt.failed(session.class_name, shares, window=self.consumed.window)
             if state is None or not session.succeeded:
                 continue
             state.counters.finished += 1
-            state.window.add(now=now, cost=session.cost(now))
+            self.ledger.ended(session, now)
             self.consumed.add(session.class_name)
+            mixture = self.view.spec.mixture if self.view is not None else MixtureSpec()
+            self.debt.consumed(
+                session.class_name,
+                self._present(session.class_name),
+                window=mixture.window_samples,
+                tolerated=mixture.tolerance_percentage_points / 100 * mixture.window_samples,
+            )
 
     def _no_engine(self, workload: WorkloadSpec) -> Refusal:
         return self._overloaded(workload, Outcome.NO_ENGINE, "no engine is up")

@@ -9,9 +9,7 @@ from typing import TYPE_CHECKING
 from rolloutpool_api.planning import Role
 from rolloutpool_router.core.health import HEALTHY, EngineHealth
 from rolloutpool_router.core.pd import Local, PrefillEngine, Remote, choose_prefill
-from rolloutpool_router.core.placement import EngineLoad
 from rolloutpool_router.core.prefix import PrefixIndex
-from rolloutpool_router.core.sessions import SessionTable
 from rolloutpool_router.core.view import Engine, PoolView
 
 if TYPE_CHECKING:
@@ -34,6 +32,11 @@ class Fleet:
     def engines(self) -> Mapping[str, Engine]:
         """Engines that the object lists, by name."""
         return self._view.engines if self._view is not None else {}
+
+    @property
+    def has_status(self) -> bool:
+        """Whether the object tells caps."""
+        return self._view is not None and self._view.admission is not None
 
     @property
     def has_prefill(self) -> bool:
@@ -81,10 +84,6 @@ class Fleet:
         """Engines that are up and hold sessions: aggregated and decode."""
         return [e for e in self.engines.values() if e.holds_sessions and self.is_up(e.name, now)]
 
-    def loads(self, table: SessionTable, now: float) -> list[EngineLoad]:
-        """The engines of `homes` as admission and placement see them."""
-        return [self._load(engine, table) for engine in self.homes(now)]
-
     def choose_prefill(
         self, home: str, *, prefix: Sequence[bytes], prompt_tokens: int, now: float, rng: Random
     ) -> Local | Remote:
@@ -114,16 +113,3 @@ class Fleet:
         self.prefill_tokens[engine] -= prompt_tokens
         if self.prefill_tokens[engine] <= 0:
             del self.prefill_tokens[engine]
-
-    def _load(self, engine: Engine, table: SessionTable) -> EngineLoad:
-        active = {name: tally.sessions for name, tally in table.tally(engine.name).items()}
-        costs = self._view.costs if self._view is not None else {}
-        occupied = sum(n * costs[name].footprint_blocks for name, n in active.items() if name in costs)
-        return EngineLoad(
-            name=engine.name,
-            capacity_blocks=engine.capacity_blocks,
-            protected_blocks=engine.protected_blocks,
-            caps=engine.caps,
-            active=active,
-            occupied_blocks=occupied,
-        )

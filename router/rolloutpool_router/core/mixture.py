@@ -12,7 +12,8 @@ class ConsumedRing:
     def __init__(self, window: int) -> None:
         """Remember the last `window` samples."""
         self._samples: deque[str] = deque()
-        self._window = window
+        self.window = window
+        """Most samples remembered."""
         self.counts: Counter[str] = Counter()
         """Samples in the window, by class."""
 
@@ -27,15 +28,89 @@ class ConsumedRing:
 
     def resize(self, window: int) -> None:
         """Remember the last `window` samples from now on."""
-        self._window = window
+        self.window = window
         self._trim()
 
     def _trim(self) -> None:
-        while len(self._samples) > self._window:
-            oldest = self._samples.popleft()
-            self.counts[oldest] -= 1
-            if self.counts[oldest] == 0:
-                del self.counts[oldest]
+        while len(self._samples) > self.window:
+            self._forget(self._samples.popleft())
+
+    def _forget(self, class_name: str) -> None:
+        self.counts[class_name] -= 1
+        if self.counts[class_name] == 0:
+            del self.counts[class_name]
+
+
+CONSUMED_FADE = 0.5
+"""Part of the mixture's window over which what was consumed of late fades."""
+
+
+class Balance:
+    """Samples that each class is behind its share, as a running balance.
+
+    Each sample is owed in part to every class that is present then, in proportion to the shares, and is paid
+    to its own. So the balances sum to 0, a constant one means samples exactly in the mixture, and a class
+    that sends nothing runs up no debt meanwhile.
+    """
+
+    def __init__(self) -> None:
+        self._behind: dict[str, float] = {}
+
+    def of(self, class_name: str) -> float:
+        """Samples behind (positive) or ahead (negative)."""
+        return self._behind.get(class_name, 0.0)
+
+    def settle(
+        self, class_name: str, shares: Mapping[str, float], *, samples: float, limit: float, keep: float = 1.0
+    ) -> None:
+        """Samples of a class came (positive) or came to nothing (negative).
+
+        Args:
+            class_name: the class.
+            shares: of the classes present, this one among them; they need not sum to 1.
+            samples: how many.
+            limit: largest balance that is remembered, in samples.
+            keep: what remains of the balance so far.
+        """
+        whole = sum(shares.values())
+        self._behind = {name: debt * keep for name, debt in self._behind.items()}
+        for name, share in shares.items():
+            owed = samples * (share / whole - (name == class_name))
+            self._behind[name] = min(max(self.of(name) + owed, -limit), limit)
+
+
+class MixtureDebt:
+    """How far each class is behind the mixture: in what entered, and in what was consumed of late.
+
+    What enters in the mixture is consumed in it, later by each class's residency, so entries are balanced
+    exactly; to steer by consumption alone would overshoot by all that is in progress. Recent consumption
+    corrects for chance: a class of which many sessions happened to end together stands back for a while.
+    """
+
+    def __init__(self) -> None:
+        self._entered = Balance()
+        self._consumed = Balance()
+
+    def entered(self, class_name: str, shares: Mapping[str, float], *, window: int) -> None:
+        """A sample entered; `window` is the mixture's, in samples, `shares` those of the classes present."""
+        self._entered.settle(class_name, shares, samples=1, limit=window)
+
+    def failed(self, class_name: str, shares: Mapping[str, float], *, window: int) -> None:
+        """A sample that had entered came to nothing: it is owed again."""
+        self._entered.settle(class_name, shares, samples=-1, limit=window)
+
+    def consumed(
+        self, class_name: str, shares: Mapping[str, float], *, window: int, tolerated: float
+    ) -> None:
+        """A sample was consumed; `tolerated` is the drift that is fine, in samples."""
+        keep = 1 - 1 / (CONSUMED_FADE * window)
+        self._consumed.settle(class_name, shares, samples=1, limit=max(1.0, tolerated), keep=keep)
+
+    def behind(self, shares: Mapping[str, float]) -> dict[str, float]:
+        """Samples that each class present is behind (positive) or ahead (negative); they sum to 0."""
+        raw = {name: self._entered.of(name) + self._consumed.of(name) for name in shares}
+        whole, owed = sum(shares.values()), sum(raw.values())
+        return {name: debt - shares[name] / whole * owed for name, debt in raw.items()}
 
 
 def shares(counts: Mapping[str, int]) -> dict[str, float]:

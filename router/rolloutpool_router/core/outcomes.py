@@ -18,6 +18,10 @@ class Outcome(StrEnum):
     """The engine answered 4xx or 5xx; passed on as it came."""
     ENGINE_LOST = "engine_lost"
     """The engine went away after the request was sent: not repeated, it may have run."""
+    FORWARDED = "forwarded"
+    """The router that it belongs to answered, whatever it said; that router counts the request too."""
+    ROUTER_LOST = "router_lost"
+    """The router that it belongs to went away while it answered."""
     CLIENT_GONE = "client_gone"
     """The client closed the connection; the engine was told by closing its own."""
     INVALID_BODY = "invalid_body"
@@ -31,6 +35,8 @@ class Outcome(StrEnum):
     """The class answers Reject and no engine has room."""
     QUEUE_FULL = "queue_full"
     """As many requests of the class wait as may."""
+    WAITED_LONG = "waited_long"
+    """The request waited as long as its class lets it."""
     NO_ENGINE = "no_engine"
     """No engine could be reached and the class answers Reject."""
     NOT_READY = "not_ready"
@@ -65,6 +71,7 @@ ERRORS: dict[Outcome, ErrorAnswer] = {
     Outcome.CLASS_CHANGED: ErrorAnswer(400, _BAD_REQUEST),
     Outcome.CLASS_FULL: ErrorAnswer(503, _OVERLOADED),
     Outcome.QUEUE_FULL: ErrorAnswer(503, _OVERLOADED),
+    Outcome.WAITED_LONG: ErrorAnswer(503, _OVERLOADED),
     Outcome.NO_ENGINE: ErrorAnswer(503, _OVERLOADED),
     Outcome.NOT_READY: ErrorAnswer(503, _OVERLOADED),
     Outcome.SHUTTING_DOWN: ErrorAnswer(503, _OVERLOADED),
@@ -73,7 +80,14 @@ ERRORS: dict[Outcome, ErrorAnswer] = {
 """Answers that the router gives itself; the outcomes left out have the engine's answer or none."""
 
 RETRYABLE = frozenset(
-    {Outcome.CLASS_FULL, Outcome.QUEUE_FULL, Outcome.NO_ENGINE, Outcome.NOT_READY, Outcome.SHUTTING_DOWN}
+    {
+        Outcome.CLASS_FULL,
+        Outcome.QUEUE_FULL,
+        Outcome.WAITED_LONG,
+        Outcome.NO_ENGINE,
+        Outcome.NOT_READY,
+        Outcome.SHUTTING_DOWN,
+    }
 )
 """Nothing was generated and a later try may succeed: answered with Retry-After and x-should-retry."""
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from random import Random
 
 MAX_LEAD = 0.1
-"""How much fuller than the emptiest engine, as a part of its capacity, an engine may be and still be
+"""How much fuller than the emptiest engine, as a part of the mean load, an engine may be and still be
 preferred for its prefix. Without a bound, one shared system prompt would fill one engine before any other."""
 
 
@@ -21,14 +21,22 @@ class EngineLoad:
     name: str
     capacity_blocks: int
     """KV blocks that it has; 0 while unknown."""
-    protected_blocks: int
+    protected_blocks: float
     """KV blocks that admitted sessions may fill; 0 while unknown."""
     caps: Mapping[str, int]
     """Sessions that may be resident, by class."""
     active: Mapping[str, int]
     """Sessions resident, by class; classes without any may be absent."""
     occupied_blocks: float
-    """KV blocks that the residents are expected to hold on average: sum of sessions x footprint."""
+    """KV blocks that the residents are expected to hold at most."""
+
+    closed: bool = False
+    """This router has no part of the engine: other routers share it."""
+
+    @property
+    def load(self) -> float:
+        """Occupied part of the blocks; blocks, where the capacity is unknown."""
+        return self.occupied_blocks / self.capacity_blocks if self.capacity_blocks else self.occupied_blocks
 
 
 def choose_engine(engines: Sequence[EngineLoad], overlap: Mapping[str, int], rng: Random) -> EngineLoad:
@@ -40,9 +48,9 @@ def choose_engine(engines: Sequence[EngineLoad], overlap: Mapping[str, int], rng
         rng: breaks ties; a fixed order would send every new session to the same engine.
     """
     known = all(engine.capacity_blocks > 0 for engine in engines)
-    loads = {e.name: e.occupied_blocks / e.capacity_blocks if known else e.occupied_blocks for e in engines}
+    loads = {e.name: e.load if known else e.occupied_blocks for e in engines}
     least = min(loads.values())
-    lead = MAX_LEAD if known else 0.0
+    lead = MAX_LEAD * sum(loads.values()) / len(loads)
     near = [engine for engine in engines if loads[engine.name] <= least + lead]
     best = max(overlap.get(engine.name, 0) for engine in near)
     holders = [engine for engine in near if overlap.get(engine.name, 0) == best]

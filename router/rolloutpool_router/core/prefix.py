@@ -34,6 +34,12 @@ def prefix_keys(body: Mapping[str, Any]) -> tuple[bytes, ...]:
     return tuple(keys)
 
 
+def prompt_key(body: Mapping[str, Any]) -> bytes:
+    """The same for all samples of one prompt, as far as prompts are hashed: their group."""
+    head = f"{body.get('model')}\0{body.get('cache_salt')}\0".encode(errors="replace")
+    return blake2b(head + _prompt(body), digest_size=8).digest()
+
+
 class PrefixIndex:
     """Engines by prefix key, least recently used first."""
 

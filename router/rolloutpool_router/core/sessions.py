@@ -1,8 +1,9 @@
-"""The sessions that are resident, and the permits they hold.
+"""The sessions that are open: those resident, with the permits they hold, and those parked.
 
-A session holds one permit of (engine, class) from admission to its end; counts by engine and class are kept
-as sessions come and go, so no question costs more with more sessions. It ends when it is finished, when its
-last request ended and its class's idle time passed without another, or at once when its first answer failed.
+A resident session holds one permit of (engine, class); counts by engine and class are kept as sessions come
+and go, so no question costs more with more sessions. A session ends when it is finished, when its last
+request ended and its class's idle time passed without another, or at once when its first answer failed. A
+parked one is between two turns and has given its permit back: it must enter again.
 """
 
 from __future__ import annotations
@@ -11,10 +12,11 @@ from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from rolloutpool_router.core.demand import SessionCost, blocks
+from rolloutpool_router.core.forecast import NOTHING, Outlay
+from rolloutpool_router.core.shared import Mark
 
 MAX_SESSIONS = 200_000
-"""Most resident sessions of one router."""
+"""Most open sessions of one router."""
 
 
 @dataclass(frozen=True)
@@ -25,39 +27,58 @@ class Usage:
     """Tokens of the prompt, cached or not."""
     completion_tokens: int
     """Tokens generated."""
-    cached_tokens: int = 0
-    """Prompt tokens found in the prefix cache."""
+    cached_tokens: int | None = None
+    """Prompt tokens found in the prefix cache; None where the engine does not say."""
 
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One resident session; times in seconds of the caller's clock."""
+    """One open session; times in seconds of the caller's clock."""
 
     id: str
     class_name: str
     engine: str
+    """Where it is resident, or was before it was parked."""
     admitted_at: float
-    blocks: int
-    """KV blocks that it holds now, estimated."""
+    """When it entered; moved on by the time that it was parked, so that its age is its residency."""
+    tokens: float = 0.0
+    """Tokens of its history when its last turn began or ended."""
     single: bool = False
     """The client named no session: it ends with its answer."""
+    group: bytes | None = None
+    """Samples of one prompt have one group."""
+    pieces: tuple[Mark, ...] = ()
+    """Marks of its first prompt: charged on the engine, not on the session."""
+    marked_blocks: float = 0.0
+    """Blocks of all those marks."""
+    shared_blocks: float = 0.0
+    """Blocks of those marks that others held already when it entered."""
     in_flight: int = 0
     """Requests that are being answered, or wait for an engine."""
+    turn_started: float = 0.0
+    """When its last turn began."""
+    prompt_estimate: int = 0
+    """Tokens that its last turn's prompt was thought to have."""
+    cached_before: float = 0.0
+    """Tokens that its engine should still have cached for its next turn."""
     succeeded: bool = False
     """At least one answer was complete and 2xx: the session counts as a consumed sample."""
     ending: bool = False
     """Finished by the client; its requests in flight still hold it."""
+    parked: bool = False
+    blocks: float = 0.0
+    """KV blocks that it held when last looked at, shared ones included."""
+    peak_blocks: float = 0.0
     block_seconds: float = 0.0
-    """Blocks held so far, integrated over time up to `counted_to`."""
-    counted_to: float = 0.0
+    """Private blocks integrated over the residency."""
+    seen_at: float = 0.0
+    """When it was last looked at."""
+    outlay: Outlay = NOTHING
+    """How it is counted in its engine's pot."""
 
-    def cost(self, now: float) -> SessionCost:
-        """Time-averaged footprint in blocks, and residency in seconds, up to now."""
-        residency = now - self.admitted_at
-        if residency <= 0:
-            return SessionCost(self.blocks, 0.0)
-        held = self.block_seconds + self.blocks * (now - self.counted_to)
-        return SessionCost(held / residency, residency)
+    def age(self, now: float) -> float:
+        """Residency so far, in seconds; while parked, up to then."""
+        return max(0.0, (self.seen_at if self.parked else now) - self.admitted_at)
 
 
 @dataclass(slots=True)
@@ -65,87 +86,104 @@ class Tally:
     """Residents of one class on one engine."""
 
     sessions: int = 0
-    blocks: int = 0
+    blocks: float = 0.0
+    """KV blocks that they held when last looked at, shared ones counted for each."""
 
 
 class SessionTable:
-    """Resident sessions by id, with their counts by engine and class.
+    """Open sessions by id, with their counts by engine and class.
 
-    Callers ask `get` first; the other methods raise KeyError for a session that is not resident.
+    Callers ask `get` or `parked` first; other methods raise KeyError for a session that is not open.
     """
 
     def __init__(self) -> None:
         self._sessions: dict[str, Session] = {}
+        self._parked: dict[str, Session] = {}
         self._idle: dict[str, OrderedDict[str, float]] = {}
         self._tallies: dict[str, dict[str, Tally]] = {}
         self.by_class: Counter[str] = Counter()
         """Residents by class, over all engines."""
+        self.parked_by_class: Counter[str] = Counter()
 
     def __len__(self) -> int:
-        return len(self._sessions)
+        """Open sessions."""
+        return len(self._sessions) + len(self._parked)
 
     def __iter__(self) -> Iterator[Session]:
+        """The residents."""
         return iter(self._sessions.values())
 
     def get(self, session: str) -> Session | None:
         """The resident session with this id."""
         return self._sessions.get(session)
 
+    def parked(self, session: str) -> Session | None:
+        """The parked session with this id."""
+        return self._parked.get(session)
+
     def tally(self, engine: str) -> Mapping[str, Tally]:
         """Residents of an engine, by class; classes without any may be absent."""
         return self._tallies.get(engine, {})
 
-    def admit(
-        self, session: str, class_name: str, engine: str, *, now: float, blocks: int, single: bool = False
-    ) -> Session:
-        """Make a session resident: it takes a permit of (engine, class).
+    def idle(self, class_name: str, *, before: float) -> Iterator[Session]:
+        """Residents of a class without a request since `before` or longer, the longest idle first."""
+        for name, since in self._idle.get(class_name, {}).items():
+            if since > before:
+                return
+            if (session := self._sessions.get(name)) is not None:
+                yield session
+
+    def admit(self, session: Session) -> Session:
+        """Make a new or parked session resident: it takes a permit of (engine, class).
 
         Raises:
             ValueError: it is resident already, or the table is full.
         """
-        if session in self._sessions:
-            raise ValueError(f"session {session!r} is resident already")
-        if len(self._sessions) >= MAX_SESSIONS:
-            raise ValueError(f"{MAX_SESSIONS} sessions are resident, the most one router keeps")
-        new = Session(session, class_name, engine, now, blocks, single=single, counted_to=now)
-        self._sessions[session] = new
-        self._count(new, +1)
-        self.by_class[class_name] += 1
-        self._set_idle(new, now)
-        return new
+        if session.id in self._sessions:
+            raise ValueError(f"session {session.id!r} is resident already")
+        if self._parked.pop(session.id, None) is not None:
+            self._uncount(self.parked_by_class, session.class_name)
+            session.parked = False
+        elif len(self) >= MAX_SESSIONS:
+            raise ValueError(f"{MAX_SESSIONS} sessions are open, the most one router keeps")
+        self._sessions[session.id] = session
+        self._count(session, +1)
+        self.by_class[session.class_name] += 1
+        self._set_idle(session, session.admitted_at)
+        return session
+
+    def park(self, session: Session) -> None:
+        """A resident session gives its permit back until its next turn."""
+        self._leave(session)
+        session.parked = True
+        self._parked[session.id] = session
+        self.parked_by_class[session.class_name] += 1
 
     def begin_turn(self, session: str, *, now: float) -> None:
         """A request of the session starts."""
         current = self._sessions[session]
-        self._integrate(current, current.blocks, now)
         current.in_flight += 1
-        self._idle[current.class_name].pop(session, None)
+        current.turn_started = now
+        self.busy(current)
 
-    def end_turn(
-        self,
-        session: str,
-        *,
-        now: float,
-        ok: bool,
-        usage: Usage | None,
-        block_size: int,
-        idle_seconds: float,
-    ) -> Session | None:
+    def busy(self, session: Session) -> None:
+        """The session has a request, in flight or waiting: it does not expire."""
+        self._idle.get(session.class_name, OrderedDict()).pop(session.id, None)
+
+    def rest(self, session: Session, *, now: float) -> None:
+        """The session has no request any more."""
+        self._set_idle(session, now)
+
+    def end_turn(self, session: str, *, now: float, ok: bool, idle_seconds: float) -> Session | None:
         """A request of the session ended; the session itself, if that ended it.
 
         Args:
             session: its id.
             now: seconds.
             ok: whether the answer was 2xx and complete.
-            usage: its tokens, None where the engine generated nothing.
-            block_size: KV block size, in tokens.
             idle_seconds: how long the session stays without a request; 0: not at all.
         """
         current = self._sessions[session]
-        if usage is not None:
-            mean_tokens = usage.prompt_tokens + usage.completion_tokens / 2
-            self._integrate(current, blocks(mean_tokens, block_size), now)
-            self._resize(current, blocks(usage.prompt_tokens + usage.completion_tokens, block_size))
         current.in_flight -= 1
         current.succeeded = current.succeeded or ok
         if current.in_flight > 0:
@@ -157,7 +195,7 @@ class SessionTable:
 
     def finish(self, session: str) -> Session | None:
         """The client is done with the session: it ends now, or with its last request in flight."""
-        current = self._sessions[session]
+        current = self._sessions.get(session) or self._parked[session]
         current.ending = True
         return self._remove(current) if current.in_flight == 0 else None
 
@@ -173,17 +211,23 @@ class SessionTable:
                 session, since = next(iter(idle.items()))
                 if since + limit > now:
                     break
-                ended.append(self._remove(self._sessions[session]))
+                ended.append(self._remove(self._sessions.get(session) or self._parked[session]))
             if not idle and class_name not in idle_seconds:
                 del self._idle[class_name]
         return ended
 
-    def move(self, session: str, engine: str) -> None:
+    def move(self, session: Session, engine: str) -> None:
         """The session's permit is given back and one of another engine is taken."""
-        current = self._sessions[session]
-        self._count(current, -1)
-        current.engine = engine
-        self._count(current, +1)
+        self._count(session, -1)
+        session.engine = engine
+        self._count(session, +1)
+
+    def hold(self, session: Session, blocks: float) -> None:
+        """The session holds this many KV blocks now."""
+        if session.id in self._sessions:
+            self._tallies[session.engine][session.class_name].blocks += blocks - session.blocks
+        session.blocks = blocks
+        session.peak_blocks = max(session.peak_blocks, blocks)
 
     def _set_idle(self, session: Session, now: float) -> None:
         idle = self._idle.setdefault(session.class_name, OrderedDict())
@@ -191,14 +235,17 @@ class SessionTable:
         idle.move_to_end(session.id)
 
     def _remove(self, session: Session) -> Session:
-        del self._sessions[session.id]
-        if (idle := self._idle.get(session.class_name)) is not None:
-            idle.pop(session.id, None)
-        self._count(session, -1)
-        self.by_class[session.class_name] -= 1
-        if self.by_class[session.class_name] == 0:
-            del self.by_class[session.class_name]
+        self.busy(session)
+        if self._parked.pop(session.id, None) is not None:
+            self._uncount(self.parked_by_class, session.class_name)
+        else:
+            self._leave(session)
         return session
+
+    def _leave(self, session: Session) -> None:
+        del self._sessions[session.id]
+        self._count(session, -1)
+        self._uncount(self.by_class, session.class_name)
 
     def _count(self, session: Session, step: int) -> None:
         classes = self._tallies.setdefault(session.engine, {})
@@ -210,10 +257,8 @@ class SessionTable:
             if not classes:
                 del self._tallies[session.engine]
 
-    def _integrate(self, session: Session, held_blocks: int, now: float) -> None:
-        session.block_seconds += held_blocks * max(0.0, now - session.counted_to)
-        session.counted_to = now
-
-    def _resize(self, session: Session, new_blocks: int) -> None:
-        self._tallies[session.engine][session.class_name].blocks += new_blocks - session.blocks
-        session.blocks = new_blocks
+    @staticmethod
+    def _uncount(counts: Counter[str], class_name: str) -> None:
+        counts[class_name] -= 1
+        if counts[class_name] == 0:
+            del counts[class_name]

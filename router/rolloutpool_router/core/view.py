@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from rolloutpool_api.planning import Role
 from rolloutpool_api.serving import AdmissionPolicy
@@ -16,8 +17,9 @@ from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import AdmissionStatus
 from rolloutpool_api.v1alpha1 import RolloutPool
 from rolloutpool_api.workloads import WorkloadSpec
-from rolloutpool_router.core.caps import CapInputs, ClassDemand, compute_caps, protected_blocks
-from rolloutpool_router.core.demand import SessionCost, prior_costs
+from rolloutpool_router.core.caps import CapInputs, ClassDemand, compute_caps
+from rolloutpool_router.core.demand import SessionCost, prior_cost
+from rolloutpool_router.core.policy import PolicyRules, rules_of
 
 
 @dataclass(frozen=True)
@@ -36,6 +38,10 @@ class Engine:
     """KV blocks that it has; 0 while unknown."""
     protected_blocks: int = 0
     """KV blocks that admitted sessions may fill; 0 while unknown."""
+    offload_blocks: int = 0
+    """KV blocks that its CPU memory holds beside."""
+    pressure: int = 0
+    """How far the operator contracted them, in percent."""
     caps: Mapping[str, int] = field(default_factory=dict)
     """Sessions that may be resident, by class."""
 
@@ -68,6 +74,19 @@ class PoolView:
     def revision(self) -> int:
         """status.admission.revision in force, 0 while none is."""
         return self.admission.revision if self.admission is not None else 0
+
+    @cached_property
+    def rules(self) -> PolicyRules:
+        """What the policy in force and its switches demand."""
+        return rules_of(self.spec, self.policy)
+
+    @property
+    def park_seconds(self) -> float | None:
+        """Idle time after which a session is parked, in seconds; None: never."""
+        if not self.rules.parking:
+            return None
+        told = self.admission.park_idle_seconds if self.admission is not None else 0
+        return self.spec.admission.park_idle_seconds or told or None
 
     @property
     def class_blind(self) -> bool:
@@ -147,7 +166,15 @@ def build_view(
 def _costs(
     spec: RolloutPoolSpec, workloads: Mapping[str, WorkloadSpec], admission: AdmissionStatus | None
 ) -> dict[str, SessionCost]:
-    costs = prior_costs(workloads, block_size=spec.engine.block_size, slo=spec.slo)
+    costs = {
+        name: prior_cost(
+            workload,
+            block_size=spec.engine.block_size,
+            slo=spec.slo,
+            max_tokens=spec.model.max_model_len,
+        )
+        for name, workload in workloads.items()
+    }
     for known in admission.classes if admission is not None else ():
         if known.name in costs and known.footprint_blocks > 0:
             residency = known.residency_seconds or costs[known.name].residency_seconds
@@ -179,7 +206,9 @@ def _engines(
             capacity_blocks=capacity,
             protected_blocks=status.protected_blocks
             if status is not None
-            else protected_blocks(capacity, pool.spec.admission.safety),
+            else rules_of(pool.spec, pool.spec.admission.policy).protected_blocks(capacity),
+            pressure=status.pressure if status is not None else 0,
+            offload_blocks=status.offload_blocks if status is not None else 0,
             caps=caps,
         )
     return engines
@@ -204,5 +233,8 @@ def bootstrap_caps(
         )
         for name, workload in workloads.items()
     )
-    inputs = CapInputs(capacity_blocks, spec.admission.safety, spec.admission.floor, demands)
+    rules = rules_of(spec, spec.admission.policy)
+    inputs = CapInputs(
+        rules.protected_blocks(capacity_blocks), spec.admission.floor, rules.feasible_floors, demands
+    )
     return dict(compute_caps(spec.admission.policy, inputs).caps)

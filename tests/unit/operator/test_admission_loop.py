@@ -7,13 +7,19 @@ import pytest
 from rolloutpool_api.conditions import ConditionStatus, ConditionType
 from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.status import RolloutPoolStatus
-from rolloutpool_operator.admission_loop import CAPS_EVENT_SECONDS, AdmissionLoop, admission_tick
+from rolloutpool_operator.admission_loop import (
+    CAPS_EVENT_SECONDS,
+    METRICS_SECONDS,
+    AdmissionLoop,
+    admission_tick,
+)
 from rolloutpool_operator.core.mixture import FAILURES
 from rolloutpool_operator.core.observed import PoolKey
 from rolloutpool_operator.memory import Memories, PoolMemory
 from rolloutpool_operator.platform import StatusConflict
 from rolloutpool_operator.reconcile import reconcile_once
 from rolloutpool_operator.testing import FakeClock, FakePlatform, FakeReader
+from rolloutpool_router.core.pressure import EngineTotals
 from rolloutpool_testkit.manifests import pool_manifest
 
 MANUAL = {"mode": "Manual", "replicas": [{"role": "aggregated", "replicas": 2}]}
@@ -204,6 +210,69 @@ async def test_another_operators_newer_caps_stay() -> None:
     world.platform.put(world.platform.body)
     await world.reconcile()
     assert world.revision == 9
+
+
+class TestPressure:
+    """From the engines' own counters, an interval at a time."""
+
+    @staticmethod
+    async def after(world: World, *steps: tuple[int, int, int, float]) -> list[tuple[int, int]]:
+        """Pressure and protected blocks of the engines after the first one's counters grew so."""
+        first, counted = f"http://{ENGINES[0]}:8000", EngineTotals()
+        await world.tick()
+        for queries, hits, preemptions, usage in steps:
+            counted = EngineTotals(
+                counted.prefix_queries + queries,
+                counted.prefix_hits + hits,
+                counted.preemptions + preemptions,
+                usage,
+            )
+            world.reader.totals[first] = counted
+            world.enforced()
+            await world.tick(METRICS_SECONDS)
+        admission = world.status.admission
+        assert admission is not None
+        return [(engine.pressure, engine.protected_blocks) for engine in admission.engines]
+
+    HEALTHY = (100_000, 80_000, 0, 0.9)
+    EVICTING = (100_000, 20_000, 5, 0.99)
+
+    @pytest.mark.parametrize(
+        ("steps", "pressure", "protected"),
+        [
+            pytest.param((HEALTHY, HEALTHY), 0, 4000, id="healthy"),
+            pytest.param((HEALTHY, EVICTING), 10, 3600, id="the hit rate falls and it preempts"),
+            pytest.param((HEALTHY, EVICTING, EVICTING), 19, 3240, id="and goes on falling"),
+            pytest.param((HEALTHY, EVICTING, HEALTHY), 8, 3680, id="it recovers slowly"),
+            pytest.param((HEALTHY, (100_000, 20_000, 0, 0.5)), 0, 4000, id="a falling rate alone"),
+        ],
+    )
+    async def test_an_engine_that_evicts_is_filled_less(
+        self, steps: tuple[tuple[int, int, int, float], ...], pressure: int, protected: int
+    ) -> None:
+        world = await World().serving()
+        assert await self.after(world, *steps) == [(pressure, protected), (0, 4000)]
+
+    async def test_not_where_it_is_switched_off(self) -> None:
+        world = await World(admission={"pressure": {"enabled": False}}).serving()
+        assert await self.after(world, self.HEALTHY, self.EVICTING) == [(0, 4000), (0, 4000)]
+
+    async def test_an_engine_that_started_again_is_judged_anew(self) -> None:
+        world = await World().serving()
+        await self.after(world, self.HEALTHY, self.EVICTING)
+        world.reader.totals[f"http://{ENGINES[0]}:8000"] = EngineTotals(5_000, 4_000, 0, 0.1)
+        world.enforced()
+        await world.tick(METRICS_SECONDS)
+        assert world.status.admission is not None
+        assert world.status.admission.engines[0].pressure == 8
+
+
+async def test_the_tool_gap_from_which_sessions_are_parked_follows_from_the_profile() -> None:
+    world = await World().serving()
+    await world.tick()
+    admission = world.status.admission
+    assert admission is not None
+    assert 1 <= admission.park_idle_seconds <= 600
 
 
 async def test_caps_that_no_router_takes_over_are_told() -> None:

@@ -159,12 +159,17 @@ def test_sets_that_go_have_no_engines() -> None:
     assert engine_facts(KEY, [going, stateful_set("pool-odd", 1, role="odd")], []) == ()
 
 
-def test_routers_that_go_are_left_out() -> None:
-    pods = [
-        {"metadata": {"name": "b", "deletionTimestamp": "x"}, "status": {}},
-        {"metadata": {"name": "a"}, "status": {"podIP": "10.0.0.2"}},
+def test_routers_count_until_they_ended() -> None:
+    ready = [{"type": "Ready", "status": "True"}]
+    pods: list[dict[str, Any]] = [
+        {"metadata": {"name": "going", "deletionTimestamp": "x"}, "status": {"conditions": ready}},
+        {"metadata": {"name": "gone"}, "status": {"phase": "Failed"}},
+        {"metadata": {"name": "here"}, "status": {"podIP": "10.0.0.2", "conditions": ready}},
     ]
-    assert [(router.name, router.url) for router in router_facts(pods)] == [("a", "http://10.0.0.2:8080")]
+    assert [(router.name, router.url, router.ready) for router in router_facts(pods)] == [
+        ("going", "", False),
+        ("here", "http://10.0.0.2:8080", True),
+    ]
 
 
 @pytest.mark.parametrize(

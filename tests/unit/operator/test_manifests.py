@@ -195,6 +195,16 @@ def test_router_may_read_its_own_pool_only() -> None:
     ]
 
 
+def test_one_router_has_no_disruption_budget_and_several_are_spread() -> None:
+    one, three = children(), children(router__replicas=3)
+    assert {kind for kind, _ in three} - {kind for kind, _ in one} == {"PodDisruptionBudget"}
+    assert three["PodDisruptionBudget", "pool-router"]["spec"]["maxUnavailable"] == 1
+    deployment = three["Deployment", "pool-router"]["spec"]
+    assert (deployment["replicas"], deployment["minReadySeconds"]) == (3, 10)
+    constraint = deployment["template"]["spec"]["topologySpreadConstraints"][0]
+    assert constraint["labelSelector"]["matchLabels"] == deployment["selector"]["matchLabels"]
+
+
 def test_network_policies_can_be_left_out() -> None:
     assert not [
         kind for kind, _ in children(install=Install(network_policies=False)) if kind == "NetworkPolicy"
@@ -207,8 +217,11 @@ def test_network_policies_can_be_left_out() -> None:
         pytest.param({}, [{"podSelector": {}}], id="the namespace by default"),
         pytest.param(
             {"router__trainers": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
-            [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
-            id="declared",
+            [
+                {"ipBlock": {"cidr": "10.0.0.0/8"}},
+                {"podSelector": {"matchLabels": labels.selector("pool", labels.ROUTER)}},
+            ],
+            id="declared, and the other routers",
         ),
         pytest.param({"router__service": {"type": "LoadBalancer"}}, None, id="exposed: anybody"),
     ],

@@ -11,7 +11,7 @@ from aiohttp import web
 from rolloutpool_api import labels
 from rolloutpool_operator.core.events import PoolEvent
 from rolloutpool_operator.core.liveness import WatchAudit
-from rolloutpool_operator.core.moments import micro_time, rfc3339, unix_seconds
+from rolloutpool_api.moments import micro_time, rfc3339, unix_seconds
 from rolloutpool_operator.core.observed import PoolKey
 from rolloutpool_operator.core.rbac import CLUSTER, DISCOVERY, NAMESPACED, OPERATOR_NAMESPACE
 from rolloutpool_operator.core.watched import CHILDREN, POD

@@ -16,8 +16,10 @@ RLHF = ClassDemand("rlhf", share=0.3, sessions=20, footprint_blocks=5, residency
 AGENTIC = ClassDemand("agentic", share=0.2, sessions=10, footprint_blocks=40, residency_seconds=300)
 
 
-def inputs(*classes: ClassDemand, capacity: int = 1000, safety: float = 1.0, floor: int = 1) -> CapInputs:
-    return CapInputs(capacity, safety, floor, classes)
+def inputs(
+    *classes: ClassDemand, blocks: int = 1000, floor: int = 1, feasible_floors: bool = True
+) -> CapInputs:
+    return CapInputs(blocks, floor, feasible_floors, classes)
 
 
 @pytest.mark.parametrize(
@@ -55,10 +57,6 @@ def test_shares_of_the_demand_are_in_block_seconds() -> None:
     )
 
 
-def test_the_reserve_is_left_out() -> None:
-    assert compute_caps(AdmissionPolicy.MISA_T, inputs(RLVR, safety=0.95)).protected_blocks == 950
-
-
 def test_a_class_without_demand_gets_its_floor_and_the_rest_is_shared() -> None:
     idle = replace(AGENTIC, sessions=0)
 
@@ -78,7 +76,7 @@ def test_without_any_demand_sessions_are_taken_to_come_by_share() -> None:
 
 
 @pytest.mark.parametrize(
-    ("capacity", "debts", "expected"),
+    ("blocks", "debts", "expected"),
     [
         pytest.param(45, (0, 0), {"rlvr": 4, "agentic": 0}, id="larger-share-first"),
         pytest.param(45, (0, 5), {"rlvr": 0, "agentic": 1}, id="class-behind-first"),
@@ -87,14 +85,52 @@ def test_without_any_demand_sessions_are_taken_to_come_by_share() -> None:
     ],
 )
 def test_floors_that_do_not_all_fit_go_round_by_debt_then_share(
-    capacity: int, debts: tuple[float, float], expected: dict[str, int]
+    blocks: int, debts: tuple[float, float], expected: dict[str, int]
 ) -> None:
     rlvr, agentic = replace(RLVR, debt=debts[0]), replace(AGENTIC, debt=debts[1])
 
-    result = compute_caps(AdmissionPolicy.MISA_T, inputs(rlvr, agentic, capacity=capacity, floor=4))
+    result = compute_caps(AdmissionPolicy.MISA_T, inputs(rlvr, agentic, blocks=blocks, floor=4))
 
     assert dict(result.caps) == expected
     assert not result.floors_fit
+
+
+def test_the_papers_floors_may_exceed_the_blocks() -> None:
+    """max(1, K) for every class, whatever fits: the switch feasibleFloors off."""
+    tight = compute_caps(AdmissionPolicy.MISA_T, inputs(RLVR, AGENTIC, blocks=45, feasible_floors=False))
+    ample = compute_caps(AdmissionPolicy.MISA_T, inputs(RLVR, RLHF, AGENTIC, feasible_floors=False))
+
+    assert dict(tight.caps) == {"rlvr": 1, "agentic": 1}
+    assert not tight.floors_fit
+    # C R / sum R = 165.5, 6.9, 827.6 blocks: the floor of a class takes nothing from the others' quotas
+    assert dict(ample.caps) == {"rlvr": 16, "rlhf": 1, "agentic": 20}
+
+
+def test_a_floor_that_is_granted_comes_from_the_quotas_of_the_others() -> None:
+    small = replace(AGENTIC, sessions=0.01)
+
+    papers = compute_caps(AdmissionPolicy.MISA_T, inputs(RLVR, small, feasible_floors=False))
+    ours = compute_caps(AdmissionPolicy.MISA_T, inputs(RLVR, small))
+
+    assert dict(papers.caps) == {"rlvr": 99, "agentic": 1}, "1,030 blocks"
+    assert dict(ours.caps) == {"rlvr": 96, "agentic": 1}
+
+
+def drain_seconds(policy: AdmissionPolicy, *classes: ClassDemand) -> list[float]:
+    """Time for N sessions of T seconds to go through K places, each at the same speed: N T / K."""
+    caps = compute_caps(policy, inputs(*classes, blocks=10**6)).caps
+    return [c.sessions * c.residency_seconds / caps[c.name] for c in classes]
+
+
+def test_quotas_balance_drain_times_where_the_rate_of_a_class_is_proportional_to_its_quota() -> None:
+    """The paper's claim and its condition. K = C N T / sum R, so every class drains in sum R / C."""
+    assert drain_seconds(AdmissionPolicy.MISA_T, RLVR, RLHF, AGENTIC) == pytest.approx([0.145] * 3, rel=0.01)
+
+
+def test_without_time_classes_of_long_sessions_drain_last() -> None:
+    rlvr, rlhf, agentic = drain_seconds(AdmissionPolicy.MISA, RLVR, RLHF, AGENTIC)
+
+    assert (rlvr / rlhf, agentic / rlhf) == pytest.approx((6, 30), rel=0.01)
 
 
 demands = st.builds(
@@ -113,18 +149,17 @@ class_lists = st.lists(demands, min_size=1, max_size=8).map(
 
 @given(
     classes=class_lists,
-    capacity=st.integers(0, 100_000),
-    safety=st.floats(0.1, 1),
+    blocks=st.integers(0, 100_000),
     floor=st.integers(1, 20),
     policy=st.sampled_from([AdmissionPolicy.MISA_T, AdmissionPolicy.MISA, AdmissionPolicy.STATIC]),
 )
 def test_quotas_fit_the_protected_blocks_and_somebody_may_always_enter(
-    classes: tuple[ClassDemand, ...], capacity: int, safety: float, floor: int, policy: AdmissionPolicy
+    classes: tuple[ClassDemand, ...], blocks: int, floor: int, policy: AdmissionPolicy
 ) -> None:
-    result = compute_caps(policy, CapInputs(capacity, safety, floor, classes))
+    result = compute_caps(policy, CapInputs(blocks, floor, True, classes))
 
     used = sum(result.caps[c.name] * max(1.0, c.footprint_blocks) for c in classes)
     alone = sum(result.caps.values()) == 1
-    assert used <= result.protected_blocks + 1e-3 or alone
+    assert used <= blocks + 1e-3 or alone
     assert sum(result.caps.values()) >= 1
     assert not result.floors_fit or min(result.caps.values()) >= floor

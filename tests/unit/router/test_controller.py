@@ -2,56 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from random import Random
 from typing import Any
 
 import pytest
 
-from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_router.core.controller import AdmissionController, Arrival, Entered, Queued
 from rolloutpool_router.core.outcomes import Outcome, Refusal
+from rolloutpool_router.core.placement import MAX_LEAD
 from rolloutpool_router.core.sessions import Usage
-from rolloutpool_router.core.view import Ignored
-from rolloutpool_router.snapshot import take_snapshot
+from rolloutpool_router.core.snapshot import take_snapshot
 from rolloutpool_router.testing import POOL, pool_object
-
-ENGINES = {"e0": "http://e0", "e1": "http://e1"}
-CAPS = {"rlvr": 2, "rlhf": 2, "agentic": 2}
-
-
-def controller_of(
-    pool: Mapping[str, Any] | None = None,
-    *,
-    caps: Mapping[str, int] = CAPS,
-    engines: Mapping[str, str] = ENGINES,
-) -> AdmissionController:
-    controller = AdmissionController(Random(1))
-    assert not isinstance(controller.apply(parse_pool(pool or pool_object(engines, caps=caps)), {}), Ignored)
-    return controller
+from rolloutpool_testkit.admission import (
+    CAPS,
+    ENGINES,
+    ONE,
+    STRICT,
+    apply,
+    arrive,
+    controller_of,
+    enter,
+    get_ahead,
+    names,
+)
 
 
 def overload(**fields: Any) -> dict[str, Any]:
     """A pool of one engine whose class rlvr answers overload so."""
     workloads = [{"name": "rlvr", "share": 1.0, "overload": fields}]
-    return pool_object({"e0": "http://e0"}, caps={"rlvr": 1}, workloads=workloads)
-
-
-def arrive(
-    controller: AdmissionController,
-    session: str,
-    class_name: str = "rlvr",
-    *,
-    now: float = 0.0,
-    **fields: Any,
-) -> Any:
-    return controller.arrive(Arrival(session, class_name, **fields), now)[0]
-
-
-def enter(controller: AdmissionController, session: str, class_name: str = "rlvr", **fields: Any) -> Entered:
-    answer = arrive(controller, session, class_name, **fields)
-    assert isinstance(answer, Entered)
-    return answer
+    return pool_object(ONE, caps={"rlvr": 1}, workloads=workloads, admission=STRICT)
 
 
 def test_before_the_object_is_read_nobody_enters() -> None:
@@ -62,14 +41,14 @@ def test_before_the_object_is_read_nobody_enters() -> None:
 
 
 def test_sessions_fill_the_caps_and_the_rest_wait_in_order() -> None:
-    controller = controller_of()
-    answers = [arrive(controller, f"s{i}") for i in range(6)]
+    controller = controller_of(admission=STRICT)
+    homes = [enter(controller, f"s{i}").engine for i in range(4)]
+    assert all(isinstance(arrive(controller, f"s{i}"), Queued) for i in (4, 5))
 
-    assert [type(a) for a in answers] == [Entered] * 4 + [Queued] * 2
-    assert {a.engine for a in answers[:4]} == {"e0", "e1"}
+    assert set(homes) == {"e0", "e1"}
     controller.end_turn("s0", now=5, ok=True)
     entered = controller.admit_waiting(5)
-    assert [(e.session, e.engine, e.waited_seconds) for e in entered] == [("s4", answers[0].engine, 5)]
+    assert [(e.session, e.engine, e.waited_seconds) for e in entered] == [("s4", homes[0], 5)]
 
 
 def test_later_turns_go_straight_to_the_engine_of_the_session() -> None:
@@ -85,15 +64,21 @@ def test_later_turns_go_straight_to_the_engine_of_the_session() -> None:
 
 
 def test_sessions_with_one_prefix_meet_on_one_engine_until_it_is_clearly_fuller() -> None:
-    controller = controller_of(caps=dict.fromkeys(CAPS, 50))
-    homes = [enter(controller, f"s{i}", prefix=(b"1", b"2")).engine for i in range(8)]
+    controller = controller_of(caps=dict.fromkeys(CAPS, 500), blocks=10_000)
+    for i in range(40):
+        enter(controller, f"other{i}", prompt_tokens=640)
+    homes = []
+    for i in range(40):
+        homes.append(enter(controller, f"s{i}", prefix=(b"1", b"2"), prompt_tokens=640).engine)
+        loads = [load.occupied_blocks for load in controller.occupancy.loads(0)]
+        assert max(loads) - min(loads) < MAX_LEAD * sum(loads) / 2 + 100, "and one session more"
 
     assert homes[0] == homes[1]
-    assert {homes.count(name) for name in ENGINES} <= {3, 4, 5}
+    assert set(homes) == {"e0", "e1"}
 
 
 def test_an_unknown_session_with_history_is_adopted_beyond_the_caps() -> None:
-    controller = controller_of(caps={"rlvr": 0, "rlhf": 0, "agentic": 1})
+    controller = controller_of(caps={"rlvr": 0, "rlhf": 0, "agentic": 1}, admission=STRICT)
     for first in ("a", "b"):
         enter(controller, first, "agentic")
     assert isinstance(arrive(controller, "c", "agentic"), Queued)
@@ -116,7 +101,7 @@ def test_an_unknown_session_with_history_is_adopted_beyond_the_caps() -> None:
 def test_history_in_a_prompt_opens_the_gate_only_for_what_may_be_forgotten(
     class_name: str, uptime: float, adopted: bool
 ) -> None:
-    controller = controller_of(caps=dict.fromkeys(CAPS, 1))
+    controller = controller_of(caps=dict.fromkeys(CAPS, 1), admission=STRICT)
     for resident in ENGINES:
         enter(controller, resident, class_name)
     arrival = Arrival("s", class_name, has_history=True)
@@ -125,7 +110,7 @@ def test_history_in_a_prompt_opens_the_gate_only_for_what_may_be_forgotten(
 
 
 def test_a_session_that_waits_is_not_adopted_by_its_next_request() -> None:
-    controller = controller_of(caps={"rlvr": 0, "rlhf": 0, "agentic": 1})
+    controller = controller_of(caps={"rlvr": 0, "rlhf": 0, "agentic": 1}, admission=STRICT)
     for first in ("a", "b", "c"):
         arrive(controller, first, "agentic")
 
@@ -134,7 +119,7 @@ def test_a_session_that_waits_is_not_adopted_by_its_next_request() -> None:
     controller.finish("a", 1)
     assert controller.admit_waiting(1) == []
     controller.end_turn("a", now=1, ok=True)
-    assert [e.session for e in controller.admit_waiting(1)] == ["c"]
+    assert names(controller.admit_waiting(1)) == ["c"]
     resident = controller.table.get("c")
     assert resident is not None
     assert resident.in_flight == 2
@@ -146,6 +131,62 @@ def test_a_session_that_waits_keeps_its_class() -> None:
 
     assert arrive(controller, "s", "rlvr") == Queued("s", "agentic")
     assert controller.classes["agentic"].queue.requests == 2
+
+
+class TestSeveralRouters:
+    """Sessions that another router had before, or has from now on."""
+
+    def test_a_stray_session_with_history_is_adopted_long_after_the_start(self) -> None:
+        controller = controller_of(caps=dict.fromkeys(CAPS, 0), admission=STRICT)
+        enter(controller, "other", now=1e6)
+        stray = enter(controller, "s", "agentic", now=1e6, has_history=True, stray=True)
+        assert stray.adopted
+
+    @pytest.mark.parametrize(
+        "fields",
+        [
+            pytest.param({"stray": True}, id="without-history"),
+            pytest.param({"has_history": True}, id="of-no-other-router"),
+            pytest.param({"stray": True, "has_history": True, "single": True}, id="unnamed"),
+        ],
+    )
+    def test_others_wait_like_any(self, fields: dict[str, bool]) -> None:
+        controller = controller_of(engines=ONE, caps=dict.fromkeys(CAPS, 1), admission=STRICT)
+        enter(controller, "first", "agentic", now=1e6)
+        get_ahead(controller, "agentic", 3)
+        assert isinstance(arrive(controller, "s", "agentic", now=1e6, **fields), Queued)
+
+    @pytest.mark.parametrize("home", ENGINES)
+    def test_it_stays_where_its_blocks_are(self, home: str) -> None:
+        controller = controller_of()
+        assert enter(controller, "s", "agentic", has_history=True, home=home).engine == home
+
+    def test_it_goes_elsewhere_if_that_engine_is_out(self) -> None:
+        controller = controller_of()
+        controller.fleet.failed("e0", now=0)
+        assert enter(controller, "s", "agentic", has_history=True, home="e0").engine == "e1"
+
+    def test_a_session_that_another_router_has_now_leaves_without_being_counted(self) -> None:
+        controller = controller_of(engines=ONE, caps=dict.fromkeys(CAPS, 1), admission=STRICT)
+        enter(controller, "s", "agentic", prompt_tokens=160)
+        controller.end_turn("s", now=1, ok=True)
+        get_ahead(controller, "agentic", 3)
+        assert isinstance(arrive(controller, "waits", "agentic", now=1.0), Queued)
+
+        assert controller.release("s", 2) == "e0"
+        assert not controller.consumed.counts
+        assert controller.ledger.finished("agentic") == 0
+        assert controller.class_of("s") is None
+        assert names(controller.admit_waiting(2)) == ["waits"]
+
+    def test_one_that_is_in_use_here_stays(self) -> None:
+        controller = controller_of(engines=ONE, caps=dict.fromkeys(CAPS, 1), admission=STRICT)
+        enter(controller, "busy", "agentic")
+        get_ahead(controller, "agentic", 3)
+        arrive(controller, "waits", "agentic")
+
+        assert [controller.release(name, 1) for name in ("busy", "waits", "unknown")] == [None] * 3
+        assert controller.class_of("busy") == controller.class_of("waits") == "agentic"
 
 
 def test_a_session_moves_when_its_engine_is_out_and_stays_moved() -> None:
@@ -166,7 +207,7 @@ def test_a_session_moves_when_its_engine_is_gone() -> None:
     home = enter(controller, "s", "agentic").engine
     controller.end_turn("s", now=1, ok=True)
     left = {name: url for name, url in ENGINES.items() if name != home}
-    controller.apply(parse_pool(pool_object(left, caps=CAPS, revision=2)), {})
+    apply(controller, pool_object(left, caps=CAPS, revision=2))
 
     assert enter(controller, "s", "agentic").engine in left
 
@@ -178,22 +219,22 @@ def test_an_engine_that_is_not_ready_keeps_its_sessions_and_gets_no_new_ones() -
     pool = pool_object(ENGINES, caps=CAPS)
     for endpoint in pool["status"]["endpoints"]["admin"]:
         endpoint["ready"] = endpoint["name"] != home
-    controller.apply(parse_pool(pool), {})
+    apply(controller, pool)
 
     assert enter(controller, "s", "agentic").engine == home
     assert {enter(controller, f"n{i}").engine for i in range(2)}.isdisjoint({home})
 
 
 def test_with_no_engine_up_requests_wait_and_go_on_where_they_were() -> None:
-    controller = controller_of(engines={"e0": "http://e0"})
+    controller = controller_of(engines=ONE)
     enter(controller, "s", "agentic")
     controller.fleet.failed("e0", now=0)
 
     stalled = controller.reroute("s", now=0, avoid=())
     assert stalled == Queued("s", "agentic", resident=True)
     assert isinstance(arrive(controller, "new"), Queued)
-    assert controller.admit_waiting(0.4) == []
-    entered = controller.admit_waiting(0.6)
+    assert controller.tick(0.4).entered == []
+    entered = controller.tick(0.6).entered
     assert [(e.session, e.engine) for e in entered] == [("s", "e0"), ("new", "e0")]
     assert controller.stalled.requests == 0
 
@@ -205,24 +246,24 @@ def test_a_stalled_session_does_not_hold_up_those_whose_engine_is_back() -> None
     pool = pool_object(ENGINES, caps=CAPS)
     for endpoint in pool["status"]["endpoints"]["admin"]:
         endpoint["ready"] = False  # so that nobody can move
-    controller.apply(parse_pool(pool), {})
+    apply(controller, pool)
     for engine in ENGINES:
         controller.fleet.failed(engine, now=0)
     assert all(isinstance(controller.reroute(name, now=0, avoid=()), Queued) for name in homes)
     controller.fleet.failed(homes["s1"], now=0.55)
 
     assert [(e.session, e.engine) for e in controller.admit_waiting(0.6)] == [("s2", homes["s2"])]
-    assert [e.session for e in controller.admit_waiting(10)] == ["s1"]
+    assert names(controller.admit_waiting(10)) == ["s1"]
 
 
 def test_an_engine_that_serves_takes_sessions_whatever_an_old_object_says() -> None:
-    controller = controller_of(engines={"e0": "http://e0"})
-    pool = pool_object({"e0": "http://e0"}, caps=CAPS)
+    controller = controller_of(engines=ONE)
+    pool = pool_object(ONE, caps=CAPS)
     pool["status"]["endpoints"]["admin"][0]["ready"] = False
-    controller.apply(parse_pool(pool), {})
+    apply(controller, pool)
     assert isinstance(arrive(controller, "a"), Queued)
     controller.fleet.probed("e0", serves=True)
-    assert [entry.session for entry in controller.admit_waiting(1)] == ["a"]
+    assert names(controller.tick(1).entered) == ["a"]
     controller.fleet.failed("e0", now=1)
     assert not controller.fleet.is_up("e0", 100), "a connection that fails says more than an old answer"
     controller.fleet.probed("unknown", serves=True)
@@ -279,7 +320,7 @@ def test_reject_also_answers_when_no_engine_is_up() -> None:
 
 
 def test_requests_of_a_class_that_is_taken_out_are_handed_back() -> None:
-    controller = controller_of(caps={"rlvr": 0, "rlhf": 1, "agentic": 1})
+    controller = controller_of(caps={"rlvr": 0, "rlhf": 1, "agentic": 1}, admission=STRICT)
     for i in range(20):
         arrive(controller, f"s{i}")
     workloads = [w for w in POOL["spec"]["workloads"] if w["name"] != "rlvr"]
@@ -288,18 +329,17 @@ def test_requests_of_a_class_that_is_taken_out_are_handed_back() -> None:
     pool["metadata"]["generation"] = 2
 
     waiting = len(controller.classes["rlvr"].queue)
-    dropped = controller.apply(parse_pool(pool), {})
+    dropped = apply(controller, pool)
 
-    assert not isinstance(dropped, Ignored)
     assert len(dropped) == waiting > 0
     assert list(controller.classes) == ["rlhf", "agentic"]
 
 
 def test_shrinking_caps_evict_nobody() -> None:
-    controller = controller_of()
+    controller = controller_of(admission=STRICT)
     for i in range(4):
         enter(controller, f"s{i}")
-    controller.apply(parse_pool(pool_object(ENGINES, caps={"rlvr": 1}, revision=2)), {})
+    apply(controller, pool_object(ENGINES, caps={"rlvr": 1}, revision=2, admission=STRICT))
 
     assert controller.table.by_class["rlvr"] == 4
     assert isinstance(arrive(controller, "s4"), Queued)
@@ -308,33 +348,40 @@ def test_shrinking_caps_evict_nobody() -> None:
     assert len(controller.admit_waiting(1)) <= 1
 
 
-def test_classes_that_are_behind_catch_up() -> None:
-    controller = controller_of(pool_object({"e0": "http://e0"}, caps=dict.fromkeys(CAPS, 100)))
-    controller.apply(
-        parse_pool(
-            pool_object({"e0": "http://e0"}, caps=dict.fromkeys(CAPS, 1), policy="Session", revision=2)
-        ),
-        {},
-    )
+def served_one_by_one(controller: AdmissionController, sessions: int) -> list[str]:
+    """Classes of the sessions that enter where one runs at a time and many of each class wait."""
     running = enter(controller, "first")
     for name in CAPS:
-        for i in range(200):
+        for i in range(sessions):
             arrive(controller, f"{name}{i}", name)
     served = []
-    for now in range(100):
+    for now in range(sessions):
         controller.end_turn(running.session, now=now, ok=True)
         controller.finish(running.session, now)
         (running,) = controller.admit_waiting(now)
         served.append(running.class_name)
+    return served
+
+
+def test_classes_that_are_behind_catch_up() -> None:
+    controller = controller_of(engines=ONE, caps=dict.fromkeys(CAPS, 100), blocks=1)
+
+    served = served_one_by_one(controller, 100)
 
     assert served.count("rlvr") == pytest.approx(50, abs=1)
     assert served.count("rlhf") == pytest.approx(30, abs=1)
     assert served.count("agentic") == pytest.approx(20, abs=1)
 
 
+def test_the_class_blind_policy_knows_no_debts() -> None:
+    controller = controller_of(engines=ONE, caps=dict.fromkeys(CAPS, 1), policy="Session")
+
+    assert served_one_by_one(controller, 100).count("rlvr") == 100
+
+
 def test_no_class_waits_for_ever_where_the_floors_do_not_fit() -> None:
     caps = {"rlvr": 2, "rlhf": 0, "agentic": 0}
-    controller = controller_of(pool_object({"e0": "http://e0"}, caps=caps))
+    controller = controller_of(engines=ONE, caps=caps, admission=STRICT)
     order: list[str] = []
     running: list[Entered] = []
     for i in range(60):
@@ -351,7 +398,7 @@ def test_no_class_waits_for_ever_where_the_floors_do_not_fit() -> None:
 
 
 def test_the_snapshot_shows_what_happened() -> None:
-    controller = controller_of()
+    controller = controller_of(admission=STRICT)
     first = enter(controller, "s0")
     controller.end_turn("s0", now=10, ok=True, usage=Usage(160, 160))
     for i in range(1, 7):
@@ -363,7 +410,8 @@ def test_the_snapshot_shows_what_happened() -> None:
     assert (snapshot.router, snapshot.applied_revision, snapshot.ignored_statuses) == ("r", 1, 3)
     rlvr, rlhf, agentic = snapshot.classes
     assert (rlvr.name, rlvr.active, rlvr.waiting, rlvr.finished_total, rlvr.consumed) == ("rlvr", 4, 2, 1, 1)
-    assert (rlvr.footprint_blocks, rlvr.residency_seconds, rlvr.observations) == (15, 10, 1)
+    assert (rlvr.source, rlvr.observations, rlhf.source, rlhf.observations) == ("Blend", 1, "Priors", 0)
+    assert 0 < rlvr.residency_seconds < rlhf.residency_seconds, "one of 10 s was seen"
     assert (agentic.adopted_total, rlhf.active) == (1, 0)
     by_name = {engine.name: engine for engine in snapshot.engines}
     assert sum(c.active for c in by_name[first.engine].classes if c.name == "rlvr") == 2

@@ -1,15 +1,12 @@
-"""Priors: footprint and residency of a session, and their blend with what was seen."""
+"""Priors: footprint and residency of a session, before any was seen."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rolloutpool_api.planning import SloSpec
 from rolloutpool_api.workloads import ClassSlo, Priors, TokenPrior, WorkloadSpec
-from rolloutpool_router.core.demand import SessionCost, mean_tokens, prior_cost, queue_share
-from rolloutpool_router.core.estimates import PRIOR_WEIGHT, FinishedWindow, blend, blend_cost
+from rolloutpool_router.core.demand import mean_tokens, prior_cost, prior_life, prior_peak, queue_share
 
 SLO = SloSpec(ttft_milliseconds=1000, itl_milliseconds=10)
 
@@ -18,13 +15,14 @@ def exactly(tokens: int) -> TokenPrior:
     return TokenPrior(p50=tokens, p95=tokens)
 
 
-def workload(*, turns: int, gap: float = 0.0, slo: ClassSlo | None = None) -> WorkloadSpec:
+def workload(*, turns: int, gap: float = 0.0, slo: ClassSlo | None = None, samples: int = 1) -> WorkloadSpec:
     priors = Priors(
         prompt_tokens=exactly(160),
         output_tokens=exactly(100),
         turn_tokens=60,
         turns=turns,
         tool_gap_seconds=gap,
+        samples_per_prompt=samples,
     )
     return WorkloadSpec(name="w", share=1, priors=priors, slo=slo)
 
@@ -50,6 +48,33 @@ def test_a_prior_costs_its_time_average(spec: WorkloadSpec, footprint: int, resi
     assert cost.residency_seconds == pytest.approx(residency)
 
 
+@pytest.mark.parametrize(
+    ("spec", "start", "footprint", "peak"),
+    [
+        # 160 tokens at first, 260 at the end
+        pytest.param(workload(turns=1), 10, 14, 17, id="one-turn"),
+        # 160, 260; 320, 420 at the end: 290 on average
+        pytest.param(workload(turns=2), 10, 19, 27, id="two-turns"),
+        # three of four samples bring no prompt of their own
+        pytest.param(workload(turns=1, samples=4), 2.5, 14 - 7.5, 17, id="samples-of-one-prompt-share-it"),
+        pytest.param(workload(turns=1, samples=1024), 1, 14 - 10 * 1023 / 1024, 17, id="never-less-than-one"),
+    ],
+)
+def test_a_prior_life_counts_what_a_session_does_not_share(
+    spec: WorkloadSpec, start: float, footprint: float, peak: int
+) -> None:
+    life = prior_life(spec, block_size=16, slo=SLO)
+
+    assert (life.start_blocks, life.footprint_blocks) == pytest.approx((start, footprint))
+    assert life.residency_seconds == prior_cost(spec, block_size=16, slo=SLO).residency_seconds
+    assert prior_peak(spec, block_size=16) == peak
+
+
+def test_no_prior_is_longer_than_the_model_takes() -> None:
+    assert prior_cost(workload(turns=9), block_size=16, slo=SLO, max_tokens=320).footprint_blocks == 20
+    assert prior_peak(workload(turns=9), block_size=16, max_tokens=320) == 20
+
+
 def test_the_mean_of_a_skewed_prior_is_above_its_median() -> None:
     assert mean_tokens(exactly(500)) == 500
     assert mean_tokens(TokenPrior(p50=500, p95=2000)) == pytest.approx(713, abs=1)
@@ -58,29 +83,3 @@ def test_the_mean_of_a_skewed_prior_is_above_its_median() -> None:
 def test_the_queue_is_divided_by_capacity() -> None:
     assert queue_share(30, 100, 300) == pytest.approx(10)
     assert queue_share(30, 0, 0) == 0
-
-
-def test_a_blend_fades_from_the_prior_to_the_observed() -> None:
-    assert blend(10, 0, 0) == 10
-    assert blend(10, 20, round(PRIOR_WEIGHT)) == pytest.approx(15)
-    assert blend(10, 20, 100_000) == pytest.approx(20, abs=0.01)
-    assert blend_cost(SessionCost(1, 2), SessionCost(3, 4), 8) == SessionCost(2, 3)
-
-
-@given(prior=st.floats(0, 1e6), observed=st.floats(0, 1e6), observations=st.integers(0, 10_000))
-def test_a_blend_lies_between(prior: float, observed: float, observations: int) -> None:
-    low, high = sorted((prior, observed))
-
-    assert low * (1 - 1e-9) <= blend(prior, observed, observations) <= high * (1 + 1e-9)
-
-
-def test_finished_sessions_count_for_the_window_only() -> None:
-    window = FinishedWindow()
-    window.add(now=0, cost=SessionCost(10, 1))
-    window.add(now=50, cost=SessionCost(20, 3))
-    window.add(now=60, cost=SessionCost(30, 5))
-
-    assert window.observed(now=99, window_seconds=100).observations == 3
-    later = window.observed(now=101, window_seconds=100)
-    assert (later.cost, later.observations) == (SessionCost(25, 4), 2)
-    assert window.observed(now=1000, window_seconds=100).observations == 0

@@ -20,10 +20,10 @@ def engine(name: str, occupied: float = 0, capacity: int = 1000) -> EngineLoad:
     [
         pytest.param([engine("a", 500), engine("b", 100)], {}, "b", id="least-load"),
         pytest.param([engine("a", 500, 10_000), engine("b", 100)], {}, "a", id="load-relative-to-capacity"),
-        pytest.param([engine("a", 100), engine("b", 50)], {"a": 3}, "a", id="prefix-before-load"),
+        pytest.param([engine("a", 54), engine("b", 50)], {"a": 3}, "a", id="prefix-before-load"),
         pytest.param([engine("a", 50), engine("b", 50)], {"a": 3, "b": 7}, "b", id="longest-prefix"),
-        pytest.param([engine("a", 400), engine("b", 50)], {"a": 9}, "b", id="not-on-a-clearly-fuller-engine"),
-        pytest.param([engine("a", 60), engine("b", 50)], {"a": 3, "b": 3}, "b", id="equal-prefix-least-load"),
+        pytest.param([engine("a", 60), engine("b", 50)], {"a": 9}, "b", id="not-on-a-clearly-fuller-engine"),
+        pytest.param([engine("a", 54), engine("b", 50)], {"a": 3, "b": 3}, "b", id="equal-prefix-least-load"),
         pytest.param([engine("a", 50, 0), engine("b", 40, 0)], {"a": 3}, "b", id="sizes-unknown"),
     ],
 )

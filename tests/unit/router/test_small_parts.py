@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutpool_router.core.health import HEALTHY, MAX_BACKOFF_SECONDS, EngineHealth
-from rolloutpool_router.core.mixture import ConsumedRing, debts, drift_percentage_points, shares
+from rolloutpool_router.core.mixture import ConsumedRing, MixtureDebt, debts, drift_percentage_points, shares
 from rolloutpool_router.core.outcomes import ERRORS, RETRYABLE, Outcome, Refusal
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.usage import UsageReader
@@ -25,6 +26,72 @@ def test_the_ring_remembers_its_window() -> None:
     assert dict(ring.counts) == {"a": 1, "b": 2}
     ring.resize(1)
     assert (dict(ring.counts), len(ring)) == ({"b": 1}, 1)
+
+
+names = st.sampled_from(sorted(TARGET))
+
+
+what_happened = st.sampled_from(["entered", "failed", "consumed"])
+
+
+class TestMixtureDebt:
+    """A running balance: each sample is owed to all classes present, and paid to its own."""
+
+    def test_the_one_that_enters_gets_ahead_of_the_others(self) -> None:
+        debt = MixtureDebt()
+        debt.entered("rlvr", TARGET, window=100)
+        assert debt.behind(TARGET) == pytest.approx({"rlvr": -0.5, "rlhf": 0.3, "agentic": 0.2})
+
+    def test_who_always_lets_the_one_furthest_behind_in_keeps_the_mixture(self) -> None:
+        debt, entered = MixtureDebt(), Counter[str]()
+        for _ in range(1000):
+            behind = debt.behind(TARGET)
+            first = max(TARGET, key=behind.__getitem__)
+            debt.entered(first, TARGET, window=1000)
+            entered[first] += 1
+        assert entered == pytest.approx({"rlvr": 500, "rlhf": 300, "agentic": 200}, abs=1)
+
+    def test_a_class_that_sends_nothing_is_owed_nothing(self) -> None:
+        debt = MixtureDebt()
+        for _ in range(100):
+            debt.entered("rlvr", {"rlvr": 0.5, "rlhf": 0.3}, window=1000)
+        assert debt.behind({"rlvr": 0.5, "rlhf": 0.3}) == pytest.approx({"rlvr": -37.5, "rlhf": 37.5})
+        assert debt.behind(TARGET)["agentic"] == pytest.approx(0)
+
+    def test_one_that_came_to_nothing_is_owed_again(self) -> None:
+        debt = MixtureDebt()
+        debt.entered("rlvr", TARGET, window=100)
+        debt.failed("rlvr", TARGET, window=100)
+        assert debt.behind(TARGET) == pytest.approx(dict.fromkeys(TARGET, 0.0))
+
+    def test_what_was_consumed_of_late_corrects_it_by_no_more_than_is_tolerated(self) -> None:
+        debt = MixtureDebt()
+        found = []
+        for _ in range(200):
+            debt.consumed("rlvr", TARGET, window=1000, tolerated=30)
+            found.append(-debt.behind(TARGET)["rlvr"])
+        assert found == sorted(found)
+        assert 20 < found[-1] <= 61
+
+    @given(
+        samples=st.lists(
+            st.tuples(names, st.sets(names), st.sampled_from(["entered", "failed", "consumed"]))
+        ),
+        window=st.integers(10, 1000),
+    )
+    def test_debts_of_those_present_sum_to_nothing_and_are_bounded(
+        self, samples: list[tuple[str, set[str], str]], window: int
+    ) -> None:
+        debt = MixtureDebt()
+        for name, present, what in samples:
+            shares = {one: TARGET[one] for one in present | {name}}
+            if what == "consumed":
+                debt.consumed(name, shares, window=window, tolerated=0.03 * window)
+            else:
+                (debt.entered if what == "entered" else debt.failed)(name, shares, window=window)
+            behind = debt.behind(shares)
+            assert sum(behind.values()) == pytest.approx(0, abs=1e-6)
+            assert max(map(abs, behind.values())) <= 4 * window
 
 
 @pytest.mark.parametrize(
@@ -45,6 +112,7 @@ def test_debts_are_samples_behind_and_sum_to_nothing() -> None:
     owed = debts(TARGET, {"rlvr": 8, "rlhf": 2, "gone": 99})
 
     assert owed == pytest.approx({"rlvr": -3, "rlhf": 1, "agentic": 2})
+    assert sum(debts(TARGET, {"rlvr": 8, "rlhf": 2}).values()) == pytest.approx(0)
     assert shares({"a": 1, "b": 3}) == {"a": 0.25, "b": 0.75}
 
 

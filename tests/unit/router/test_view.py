@@ -21,6 +21,7 @@ def pool(
     uid: str = "uid-1",
     engines: tuple[str, ...] = ("e0",),
     workloads: list[dict[str, Any]] | None = None,
+    admission: dict[str, Any] | None = None,
 ) -> RolloutPool:
     by_class = None if caps is None else {"rlvr": caps, "rlhf": caps, "agentic": caps}
     body = pool_object(
@@ -28,6 +29,7 @@ def pool(
         caps=by_class,
         revision=revision,
         workloads=workloads,
+        admission=admission,
     )
     body["metadata"] |= {"generation": generation, "uid": uid}
     return parse_pool(body)
@@ -87,7 +89,38 @@ def test_an_engine_without_caps_gets_them_from_priors() -> None:
     assert isinstance(view, PoolView)
     assert view.engines["e0"].caps["agentic"] == 5
     assert view.engines["e1"].caps["agentic"] > 5
-    assert view.engines["e1"].protected_blocks == 9500
+    assert view.engines["e1"].protected_blocks == 10_000
+
+
+@pytest.mark.parametrize(
+    ("admission", "protected"),
+    [
+        pytest.param({"safety": 0.8}, 10_000, id="the-forecast-keeps-its-own-margin"),
+        pytest.param({"safety": 0.8, "chanceConstraint": False}, 8000, id="a-fixed-reserve"),
+        pytest.param({"safety": 0.8, "policy": "Static"}, 8000, id="policies-of-the-paper"),
+    ],
+)
+def test_what_sessions_may_fill_before_any_status(admission: dict[str, Any], protected: int) -> None:
+    view = accept(None, pool(caps=None, admission=admission), {"e0": 10_000})
+
+    assert isinstance(view, PoolView)
+    assert view.engines["e0"].protected_blocks == protected
+
+
+@pytest.mark.parametrize(
+    ("admission", "told", "seconds"),
+    [
+        pytest.param({}, 0, None, id="nobody-knows"),
+        pytest.param({}, 40, 40, id="as-the-operator-says"),
+        pytest.param({"parkIdleSeconds": 0.4}, 40, 0.4, id="as-the-spec-says"),
+        pytest.param({"parking": False, "parkIdleSeconds": 7}, 40, None, id="switched-off"),
+    ],
+)
+def test_when_sessions_are_parked(admission: dict[str, Any], told: int, seconds: float | None) -> None:
+    body = pool_object({"e0": "http://e0"}, caps={"rlvr": 1}, admission=admission)
+    body["status"]["admission"]["parkIdleSeconds"] = told
+
+    assert accepted(None, parse_pool(body)).park_seconds == seconds
 
 
 def test_before_any_status_caps_come_from_priors_or_are_the_floors() -> None:

@@ -1,4 +1,4 @@
-"""NetworkPolicies: who may reach engines and router. Egress is left open."""
+"""NetworkPolicies: who may reach engines and routers. Egress is left open."""
 
 from __future__ import annotations
 
@@ -50,12 +50,16 @@ def _engine_ingress(ctx: Context) -> list[dict[str, Any]]:
 
 
 def _router_ingress(ctx: Context) -> list[dict[str, Any]]:
-    """Trainers, operator and monitoring; anybody where the Service is exposed and no trainer is declared."""
+    """Trainers, operator, monitoring and the pool's other routers.
+
+    Anybody where the Service is exposed and no trainer is declared.
+    """
     router = ctx.spec.router
     if not router.trainers and router.service.type is not ServiceType.CLUSTER_IP:
         return [_rule([], labels.ROUTER_PORT)]
-    trainers = router.trainers or [{"podSelector": {}}]
-    return [_rule([*trainers, *_installed(ctx)], labels.ROUTER_PORT)]
+    if not router.trainers:
+        return [_rule([{"podSelector": {}}, *_installed(ctx)], labels.ROUTER_PORT)]
+    return [_rule([*router.trainers, *_installed(ctx), _pods(ctx, labels.ROUTER)], labels.ROUTER_PORT)]
 
 
 def _rule(peers: Sequence[Any], port: int) -> dict[str, Any]:

@@ -1,4 +1,7 @@
-"""The router: Deployment, Service, and the right to read its own pool and nothing else."""
+"""The routers: Deployment, Service, and the right to read their own pool and nothing else.
+
+Routers reach one another by the addresses of their pods, which the status lists.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,20 @@ GRACE_SECONDS = 120
 """Seconds that a stopping router has to finish the answers that it streams."""
 GRACE_MARGIN_SECONDS = 10
 """The router ends this long before its pod is killed."""
+MIN_READY_SECONDS = 10
+"""How long a new router serves before the next old one goes, where there are several, in seconds: as long as
+it may take until it has its part of the caps."""
 
 
 def build_router(ctx: Context) -> tuple[Child, ...]:
-    """Every object of the router, in the order in which they need each other."""
+    """Every object of the routers, in the order in which they need each other."""
+    several = ctx.spec.router.replicas > 1
     return (
         _service_account(ctx),
         _role(ctx),
         _role_binding(ctx),
         _service(ctx),
+        *([_disruption_budget(ctx)] if several else []),
         _deployment(ctx),
     )
 
@@ -79,12 +87,26 @@ def _service(ctx: Context) -> Child:
     return sealed("Service", name, body)
 
 
+def _disruption_budget(ctx: Context) -> Child:
+    """One router at a time may be evicted: its sessions are adopted by the others."""
+    content = {
+        "spec": {
+            "maxUnavailable": 1,
+            "selector": {"matchLabels": labels.selector(ctx.name, labels.ROUTER)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+        }
+    }
+    return _child(ctx, "policy/v1", "PodDisruptionBudget", content)
+
+
 def _deployment(ctx: Context) -> Child:
     selector = labels.selector(ctx.name, labels.ROUTER)
     template = context.overlaid(_pod_template(ctx), ctx.spec.router.pod_template, selector)
+    several = ctx.spec.router.replicas > 1
     content = {
         "spec": {
             "replicas": ctx.spec.router.replicas,
+            **({"minReadySeconds": MIN_READY_SECONDS} if several else {}),
             "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
             "selector": {"matchLabels": selector},
             "template": template,
@@ -103,7 +125,18 @@ def _pod_template(ctx: Context) -> dict[str, Any]:
             "securityContext": context.pod_security(),
             "containers": [_container(ctx)],
             "volumes": [{"name": "tmp", "emptyDir": {}}],
+            **({"topologySpreadConstraints": [_spread(ctx)]} if ctx.spec.router.replicas > 1 else {}),
         },
+    }
+
+
+def _spread(ctx: Context) -> dict[str, Any]:
+    """On different nodes where there are any: a node that is lost takes one router with it."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": labels.selector(ctx.name, labels.ROUTER)},
     }
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from rolloutpool_api.snapshot import AdmissionSnapshot, SnapshotClass, SnapshotEngine, SnapshotEngineClass
-from rolloutpool_router.core.controller import AdmissionController, ClassState
+from rolloutpool_router.core.classes import ClassState
+from rolloutpool_router.core.controller import AdmissionController
+from rolloutpool_router.core.estimates import Source
 
 
 def take_snapshot(
@@ -19,14 +21,13 @@ def take_snapshot(
         ignored_statuses: objects that were malformed or stale.
     """
     view = controller.view
-    window = view.spec.admission.window_seconds if view is not None else 0
     return AdmissionSnapshot(
         router=router,
         taken_at=taken_at,
         applied_revision=view.revision if view is not None else 0,
         ignored_statuses=ignored_statuses,
         engines=[_engine(controller, name, now) for name in controller.fleet.engines],
-        classes=[_class(controller, name, state, now, window) for name, state in controller.classes.items()],
+        classes=[_class(controller, name, state, now) for name, state in controller.classes.items()],
     )
 
 
@@ -34,25 +35,26 @@ def _engine(controller: AdmissionController, name: str, now: float) -> SnapshotE
     return SnapshotEngine(
         name=name,
         healthy=controller.fleet.reachable(name, now),
+        pressure=round(100 * (1 - controller.retention.factor(name))),
         classes=[
-            SnapshotEngineClass(name=class_name, active=tally.sessions, blocks=tally.blocks)
+            SnapshotEngineClass(name=class_name, active=tally.sessions, blocks=max(0, round(tally.blocks)))
             for class_name, tally in controller.table.tally(name).items()
         ],
     )
 
 
-def _class(
-    controller: AdmissionController, name: str, state: ClassState, now: float, window_seconds: float
-) -> SnapshotClass:
-    observed = state.window.observed(now=now, window_seconds=window_seconds)
+def _class(controller: AdmissionController, name: str, state: ClassState, now: float) -> SnapshotClass:
+    books = controller.ledger.classes.get(name)
     return SnapshotClass(
         name=name,
         active=controller.table.by_class[name],
         waiting=len(state.queue),
         oldest_wait_seconds=state.queue.oldest_wait(now),
-        footprint_blocks=observed.cost.footprint_blocks,
-        residency_seconds=observed.cost.residency_seconds,
-        observations=observed.observations,
+        parked=controller.table.parked_by_class[name],
+        footprint_blocks=books.cost.footprint_blocks if books is not None else 0.0,
+        residency_seconds=books.cost.residency_seconds if books is not None else 0.0,
+        source=books.source if books is not None else Source.PRIORS,
+        observations=controller.ledger.finished(name),
         consumed=controller.consumed.counts[name],
         finished_total=state.counters.finished,
         adopted_total=state.counters.adopted,

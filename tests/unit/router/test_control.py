@@ -1,5 +1,6 @@
 """Caps: put together from snapshots and capacities, and when they are worth a write."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,13 +12,14 @@ from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import AdmissionStatus
 from rolloutpool_api.v1alpha1 import parse_pool
-from rolloutpool_operator.core.admission import (
+from rolloutpool_router.core.control import (
     EngineCapacity,
     compute_admission,
     matters,
     merge_snapshots,
     next_revision,
 )
+from rolloutpool_router.core.pressure import Pressure
 from rolloutpool_testkit.manifests import pool_manifest
 
 NAMES = ("rlvr", "rlhf", "agentic")
@@ -61,8 +63,14 @@ def compute(
     *snapshots: AdmissionSnapshot, revision: int = 1, now: float = NOW, **changes: Any
 ) -> AdmissionStatus:
     engines = changes.pop("engines", ENGINES)
+    park = changes.pop("park_idle_seconds", 0)
     return compute_admission(
-        spec(**changes), merged=merge_snapshots(NAMES, snapshots), engines=engines, revision=revision, now=now
+        spec(**changes),
+        merged=merge_snapshots(NAMES, snapshots),
+        engines=engines,
+        revision=revision,
+        now=now,
+        park_idle_seconds=park,
     )
 
 
@@ -70,7 +78,7 @@ def test_without_demand_every_class_may_start() -> None:
     found = compute(snapshot())
     assert [item.name for item in found.classes] == list(NAMES)
     assert all(item.cap >= 1 and item.source == "Priors" for item in found.classes)
-    assert [engine.protected_blocks for engine in found.engines] == [3800, 3800]
+    assert [engine.protected_blocks for engine in found.engines] == [4000, 4000]
     assert found.computed_at == "2027-01-15T08:00:00Z"
 
 
@@ -87,16 +95,69 @@ def test_the_queue_goes_to_engines_that_are_ready() -> None:
     assert first.classes[0].cap > second.classes[0].cap
 
 
-def test_observations_move_the_estimates() -> None:
-    prior = compute(snapshot()).classes[0]
-    seen = compute(snapshot(observations=10_000)).classes[0]
-    assert (seen.footprint_blocks, seen.residency_seconds, seen.source) == (50, 20, "Blend")
-    assert prior.footprint_blocks != 50
+def test_what_routers_estimate_goes_before_the_priors() -> None:
+    silent, priors = (found.classes[0] for found in (compute(snapshot(residencySeconds=0.0)), compute()))
+    seen = compute(snapshot(source="Observed", observations=10_000)).classes[0]
+    assert (seen.footprint_blocks, seen.residency_seconds, seen.source) == (50, 20, "Observed")
+    assert (silent.footprint_blocks, silent.residency_seconds, silent.source) == (
+        priors.footprint_blocks,
+        priors.residency_seconds,
+        "Priors",
+    )
+    assert priors.footprint_blocks not in (0, 50)
+
+
+@pytest.mark.parametrize(
+    ("sources", "expected"),
+    [
+        pytest.param([], "Priors", id="no router"),
+        pytest.param(["Priors", "Priors"], "Priors", id="nothing seen"),
+        pytest.param(["Observed", "Observed"], "Observed", id="all have seen enough"),
+        pytest.param(["Priors", "Observed"], "Blend", id="one has not"),
+    ],
+)
+def test_the_source_of_an_estimate(sources: list[str], expected: str) -> None:
+    assert compute(*(snapshot(source=source) for source in sources)).classes[0].source == expected
+
+
+@pytest.mark.parametrize(
+    ("changes", "protected", "percent"),
+    [
+        pytest.param({}, 4000, 0, id="the forecast keeps its own margin"),
+        pytest.param({"pressure": Pressure(0.8)}, 3200, 20, id="pressure"),
+        pytest.param({"admission__chanceConstraint": False}, 3800, 0, id="a fixed reserve"),
+        pytest.param(
+            {"admission__chanceConstraint": False, "pressure": Pressure(0.5)}, 1900, 50, id="both together"
+        ),
+        pytest.param({"admission__policy": "MISA"}, 3800, 0, id="the paper's policies reserve"),
+    ],
+)
+def test_what_sessions_may_fill(changes: dict[str, Any], protected: int, percent: int) -> None:
+    engine = EngineCapacity(
+        name="e0", capacity_blocks=4000, ready=True, pressure=changes.pop("pressure", Pressure())
+    )
+    found = compute(snapshot(waiting=500), engines=(engine,), **changes).engines[0]
+    assert (found.protected_blocks, found.pressure) == (protected, percent)
+    assert found.classes[0].cap == pytest.approx(protected / 50, abs=25)
+
+
+@pytest.mark.parametrize(
+    ("changes", "seconds"),
+    [
+        pytest.param({}, 0, id="unknown"),
+        pytest.param({"park_idle_seconds": 40}, 40, id="as the profile says"),
+        pytest.param({"park_idle_seconds": 40, "admission__parkIdleSeconds": 7}, 7, id="as the spec says"),
+        pytest.param({"park_idle_seconds": 40, "admission__parking": False}, 0, id="switched off"),
+        pytest.param({"park_idle_seconds": 40, "admission__policy": "MISA"}, 0, id="not of this policy"),
+    ],
+)
+def test_when_sessions_are_parked(changes: dict[str, Any], seconds: int) -> None:
+    assert compute(snapshot(), **changes).park_idle_seconds == seconds
 
 
 def test_routers_add_up() -> None:
-    found = compute(snapshot(active=2, waiting=1), snapshot(active=3, waiting=4))
-    assert (found.classes[0].active, found.classes[0].waiting) == (5, 5)
+    found = compute(snapshot(active=2, waiting=1, parked=3), snapshot(active=3, waiting=4, parked=1))
+    assert (found.classes[0].active, found.classes[0].waiting, found.classes[0].parked) == (5, 5, 4)
     assert (found.engines[0].classes[0].active, found.engines[0].classes[0].blocks) == (5, 45)
 
 
@@ -143,7 +204,11 @@ def test_caps_fit_into_the_protected_blocks(waiting: int, active: int, capacity:
         pytest.param(snapshot(waiting=500), snapshot(waiting=501), 2, False, id="a longer queue is no hurry"),
         pytest.param(snapshot(waiting=500), snapshot(waiting=501), 10, True, id="shown counts are refreshed"),
         pytest.param(
-            snapshot(500, observations=9999), snapshot(500, observations=9), 0, True, id="caps move"
+            snapshot(500, footprintBlocks=50.0),
+            snapshot(500, footprintBlocks=55.0),
+            0,
+            True,
+            id="caps move",
         ),
     ],
 )
@@ -160,7 +225,8 @@ def test_matters(old: AdmissionSnapshot | None, new: AdmissionSnapshot, later: f
         pytest.param(
             {"engines": (ENGINES[0], EngineCapacity(name="e1", capacity_blocks=1, ready=True))}, id="capacity"
         ),
-        pytest.param({"admission__safety": 0.5}, id="safety"),
+        pytest.param({"admission__safety": 0.5, "admission__chanceConstraint": False}, id="reserve"),
+        pytest.param({"engines": (*ENGINES[:1], replace(ENGINES[1], pressure=Pressure(0.9)))}, id="pressure"),
     ],
 )
 def test_another_frame_matters_at_once(changes: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from rolloutpool_api.moments import rfc3339, unix_seconds
 from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import (
@@ -19,11 +20,12 @@ from rolloutpool_api.status import (
     EngineAdmission,
     EngineClass,
 )
-from rolloutpool_operator.core.moments import rfc3339, unix_seconds
 from rolloutpool_router.core.caps import CapInputs, CapResult, ClassDemand, compute_caps
 from rolloutpool_router.core.demand import SessionCost, prior_cost, queue_share
-from rolloutpool_router.core.estimates import blend_cost
+from rolloutpool_router.core.estimates import Source
 from rolloutpool_router.core.mixture import debts
+from rolloutpool_router.core.policy import PolicyRules, rules_of
+from rolloutpool_router.core.pressure import CALM, Pressure
 
 CAP_CHANGE = 0.05
 """Relative change of a cap that is worth a write; one session always is where the cap is small."""
@@ -32,7 +34,9 @@ REFRESH_SECONDS = 10.0
 
 
 UNSEEN = SessionCost(0.0, 0.0)
-"""Observed cost of a class of which no session has ended."""
+"""Cost of a class that no router has estimated."""
+PRIOR_OBSERVATIONS = 1
+"""What a router without observations counts for where several report a class."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +48,10 @@ class EngineCapacity:
     """KV blocks of the spec's block size."""
     ready: bool
     """Engines that are not ready keep their sessions and get no share of the queue."""
+    offload_blocks: int = 0
+    """KV blocks that its CPU memory holds beside."""
+    pressure: Pressure = CALM
+    """How far what sessions may fill is contracted."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +61,10 @@ class ClassView:
     active: int = 0
     waiting: int = 0
     oldest_wait_seconds: float = 0.0
+    parked: int = 0
     cost: SessionCost = UNSEEN
-    """Observed means; zeros while none was seen."""
+    """Estimates of the routers; zeros while there are none."""
+    source: Source = Source.PRIORS
     observations: int = 0
     consumed: int = 0
     """Finished sessions in the mixture's window."""
@@ -92,6 +102,7 @@ def compute_admission(
     engines: Sequence[EngineCapacity],
     revision: int,
     now: float,
+    park_idle_seconds: int = 0,
 ) -> AdmissionStatus:
     """The caps of every engine and class under the spec's policy.
 
@@ -101,13 +112,15 @@ def compute_admission(
         engines: engines that sessions live on, with known capacity.
         revision: revision of the new status.
         now: Unix seconds.
+        park_idle_seconds: tool gap from which holding a session costs more than recomputing it; 0: unknown.
     """
+    rules = rules_of(spec, spec.admission.policy)
     costs = {workload.name: _cost(spec, merged, workload.name) for workload in spec.workloads}
     ready_blocks = sum(engine.capacity_blocks for engine in engines if engine.ready)
     results: dict[str, CapResult] = {}
     demand = {workload.name: 0.0 for workload in spec.workloads}
     for engine in engines:
-        inputs = _cap_inputs(spec, merged, engine, ready_blocks, costs)
+        inputs = _cap_inputs(spec, rules, merged, engine, ready_blocks, costs)
         results[engine.name] = compute_caps(spec.admission.policy, inputs)
         for item in inputs.classes:
             demand[item.name] += item.sessions * item.footprint_blocks * item.residency_seconds
@@ -115,7 +128,10 @@ def compute_admission(
         revision=revision,
         policy=spec.admission.policy,
         computed_at=rfc3339(now),
-        engines=[_engine_status(engine, results[engine.name], merged) for engine in engines],
+        park_idle_seconds=round(spec.admission.park_idle_seconds or park_idle_seconds)
+        if rules.parking
+        else 0,
+        engines=[_engine_status(rules, engine, results[engine.name], merged) for engine in engines],
         classes=[_class_status(spec, name, merged, costs[name], demand, results.values()) for name in costs],
     )
 
@@ -142,6 +158,7 @@ def next_revision(stored: AdmissionStatus | None, snapshots: Iterable[AdmissionS
 
 def _cap_inputs(
     spec: RolloutPoolSpec,
+    rules: PolicyRules,
     merged: Merged,
     engine: EngineCapacity,
     ready_blocks: int,
@@ -163,34 +180,44 @@ def _cap_inputs(
                 debt=behind[workload.name],
             )
         )
-    return CapInputs(engine.capacity_blocks, spec.admission.safety, spec.admission.floor, tuple(classes))
+    protected = rules.protected_blocks(engine.capacity_blocks, engine.pressure.factor)
+    return CapInputs(protected, spec.admission.floor, rules.feasible_floors, tuple(classes))
 
 
 def _class_view(name: str, snapshots: Sequence[AdmissionSnapshot]) -> ClassView:
     found = [item for snapshot in snapshots for item in snapshot.classes if item.name == name]
-    seen = sum(item.observations for item in found)
-    weight = max(seen, 1)
+    estimates = [(item, item.observations or PRIOR_OBSERVATIONS) for item in found if item.residency_seconds]
+    weight = max(sum(count for _, count in estimates), 1)
+    sources = {Source(item.source) for item in found}
     return ClassView(
         active=sum(item.active for item in found),
         waiting=sum(item.waiting for item in found),
         oldest_wait_seconds=max((item.oldest_wait_seconds for item in found), default=0.0),
+        parked=sum(item.parked for item in found),
         cost=SessionCost(
-            sum(item.footprint_blocks * item.observations for item in found) / weight,
-            sum(item.residency_seconds * item.observations for item in found) / weight,
+            sum(item.footprint_blocks * count for item, count in estimates) / weight,
+            sum(item.residency_seconds * count for item, count in estimates) / weight,
         ),
-        observations=seen,
+        source=sources.pop() if len(sources) == 1 else Source.BLEND if sources else Source.PRIORS,
+        observations=sum(item.observations for item in found),
         consumed=sum(item.consumed for item in found),
     )
 
 
 def _cost(spec: RolloutPoolSpec, merged: Merged, name: str) -> SessionCost:
+    """What the routers estimate; the priors while none has."""
+    cost = merged.classes[name].cost
+    if cost.residency_seconds > 0:
+        return cost
     workload = next(item for item in spec.workloads if item.name == name)
-    prior = prior_cost(workload, block_size=spec.engine.block_size, slo=spec.slo)
-    view = merged.classes[name]
-    return blend_cost(prior, view.cost, view.observations)
+    return prior_cost(
+        workload, block_size=spec.engine.block_size, slo=spec.slo, max_tokens=spec.model.max_model_len
+    )
 
 
-def _engine_status(engine: EngineCapacity, result: CapResult, merged: Merged) -> EngineAdmission:
+def _engine_status(
+    rules: PolicyRules, engine: EngineCapacity, result: CapResult, merged: Merged
+) -> EngineAdmission:
     classes = []
     for name, cap in result.caps.items():
         active, blocks = merged.engines.get((engine.name, name), (0, 0))
@@ -198,7 +225,9 @@ def _engine_status(engine: EngineCapacity, result: CapResult, merged: Merged) ->
     return EngineAdmission(
         name=engine.name,
         capacity_blocks=engine.capacity_blocks,
-        protected_blocks=result.protected_blocks,
+        protected_blocks=rules.protected_blocks(engine.capacity_blocks, engine.pressure.factor),
+        offload_blocks=engine.offload_blocks,
+        pressure=engine.pressure.percent,
         classes=classes,
     )
 
@@ -219,11 +248,12 @@ def _class_status(
         active=view.active,
         waiting=view.waiting,
         oldest_wait_seconds=math.ceil(view.oldest_wait_seconds),
+        parked=view.parked,
         footprint_blocks=round(cost.footprint_blocks),
         residency_seconds=round(cost.residency_seconds),
         block_second_share=round(100 * demand[name] / total) if total > 0 else 0,
         debt=round(_debts(spec, merged)[name]),
-        source="Blend" if view.observations else "Priors",
+        source=view.source,
     )
 
 
@@ -240,7 +270,7 @@ def _frame(status: AdmissionStatus) -> object:
         for engine in status.engines
     ]
     queues = [(item.name, item.waiting > 0) for item in status.classes]
-    return status.policy, engines, queues
+    return status.policy, engines, queues, [router.name for router in status.routers]
 
 
 def _caps(status: AdmissionStatus) -> list[int]:

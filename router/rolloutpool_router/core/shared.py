@@ -1,0 +1,83 @@
+"""Prompt prefixes that resident sessions share on one engine: charged once, however many hold them.
+
+A prompt is cut at marks that lie ever further apart, so that a session costs a handful of keys; the blocks
+between two marks are held once while any resident session has that prefix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rolloutpool_router.core.prefix import MAX_CHUNKS
+
+MARKS = tuple(
+    sorted({n for power in range(10) for n in (2**power, 3 * 2**power // 2) if 1 <= n <= MAX_CHUNKS})
+)
+"""Chunks of a prompt at which its prefix is marked: 1, 2, 3, 4, 6, 8, 12, ... 512."""
+CHUNK_TOKENS = 64.0
+"""Tokens of one chunk where the prompt's length is not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A piece of a prompt's prefix."""
+
+    key: bytes
+    """Identifies all of the prompt up to the end of the piece."""
+    blocks: float
+    """KV blocks of the piece itself."""
+
+
+def marks(prefix: Sequence[bytes], *, prompt_tokens: int, block_size: int) -> tuple[Mark, ...]:
+    """The pieces of a prompt.
+
+    Args:
+        prefix: keys of its leading chunks (`prefix.prefix_keys`).
+        prompt_tokens: length of the prompt; 0 if unknown.
+        block_size: KV block size, in tokens.
+    """
+    chunk_blocks = CHUNK_TOKENS / block_size
+    if prompt_tokens and len(prefix) < MAX_CHUNKS:
+        chunk_blocks = prompt_tokens / (len(prefix) + 0.5) / block_size
+    found, before = [], 0
+    for chunks in MARKS:
+        if chunks > len(prefix):
+            break
+        found.append(Mark(prefix[chunks - 1], (chunks - before) * chunk_blocks))
+        before = chunks
+    return tuple(found)
+
+
+class SharedPrefixes:
+    """The marks that the residents of one engine hold."""
+
+    def __init__(self) -> None:
+        self._held: dict[bytes, tuple[int, float]] = {}
+        """By key: how many hold it, and the blocks that it is charged with, those of the first who came."""
+        self.blocks = 0.0
+        """KV blocks of all marks held, each counted once."""
+
+    def missing(self, pieces: Sequence[Mark]) -> float:
+        """Blocks that a newcomer with these marks would add."""
+        return sum(piece.blocks for piece in pieces if piece.key not in self._held)
+
+    def add(self, pieces: Sequence[Mark]) -> None:
+        """A session with these marks came."""
+        for piece in pieces:
+            holders, blocks = self._held.get(piece.key, (0, piece.blocks))
+            if not holders:
+                self.blocks += blocks
+            self._held[piece.key] = (holders + 1, blocks)
+
+    def remove(self, pieces: Sequence[Mark]) -> None:
+        """A session with these marks left."""
+        for piece in pieces:
+            holders, blocks = self._held[piece.key]
+            if holders > 1:
+                self._held[piece.key] = (holders - 1, blocks)
+            else:
+                del self._held[piece.key]
+                self.blocks -= blocks
+        if not self._held:
+            self.blocks = 0.0
