@@ -109,7 +109,7 @@ class StateCollector(Collector):
         )
         yield _gauge("prefix_index_keys", "Prompt prefixes known.", len(self._controller.fleet.prefixes))
         yield _gauge("applied_revision", "status.admission.revision in force.", view.revision if view else 0)
-        yield _gauge("routers", "Other routers of the pool.", len(self._peers.others))
+        yield _gauge("peers", "Other routers of the pool.", len(self._peers.others))
         yield _gauge("listed", "0: others are listed and this router is not.", float(self._peers.listed))
         yield _gauge("status_age_seconds", "Time since the object was last seen.", self._status_age())
         ignored = CounterMetricFamily(

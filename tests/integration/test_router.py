@@ -250,7 +250,7 @@ async def test_turns_of_a_session_stick_to_its_engine_and_keep_its_class(
         ) as router,
     ):
         homes = {f"agent-{i}": (await turn(router.url, f"agent-{i}"))[1] for i in range(8)}
-        assert sorted(homes.values()) == ["e0"] * 4 + ["e1"] * 4
+        assert set(homes.values()) == {"e0", "e1"}
         for _ in range(3):
             assert {name: (await turn(router.url, name))[1] for name in homes} == homes
         assert (await turn(router.url, "agent-0", **RLVR))[0] == 400

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from rolloutpool_router import testing
 from rolloutpool_router.testing import (
     FakeEngine,
     RunningRouter,
     chat_answer,
-    pool_object,
     running_router,
     until,
 )
@@ -25,6 +26,8 @@ CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 RLVR = {"X-Rollout-Class": "rlvr"}
 CAPS = {"rlvr": 1, "rlhf": 1, "agentic": 1}
+pool_object = partial(testing.pool_object, admission={"lending": False, "mixtureDebt": False})
+"""Caps bind, whoever waits."""
 
 
 @pytest.fixture

@@ -20,6 +20,8 @@ from rolloutpool_router.testing import FakeEngine, pool_object, until, write_poo
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
 RLVR = {"X-Rollout-Class": "rlvr"}
+STRICT = {"lending": False, "mixtureDebt": False}
+"""Caps bind, whoever waits."""
 
 
 @asynccontextmanager
@@ -65,7 +67,7 @@ async def test_what_is_under_way_ends_before_the_process(
 ) -> None:
     path = tmp_path / "pool.json"
     async with FakeEngine().running() as engine:
-        write_pool(path, pool_object({"e0": engine.url}, caps={"rlvr": 1}))
+        write_pool(path, pool_object({"e0": engine.url}, caps={"rlvr": 1}, admission=STRICT))
         async with router_process(path, grace=30) as (process, url):
             await ready(client, url)
             async with client.get(f"{url}/admission/snapshot") as answer:
@@ -92,7 +94,7 @@ async def test_after_the_grace_period_the_rest_is_refused_or_cut(
 ) -> None:
     path = tmp_path / "pool.json"
     async with FakeEngine().running() as engine:
-        write_pool(path, pool_object({"e0": engine.url}, caps={"rlvr": 1}))
+        write_pool(path, pool_object({"e0": engine.url}, caps={"rlvr": 1}, admission=STRICT))
         async with router_process(path, grace=0.1) as (process, url):
             await ready(client, url)
             engine.go.clear()

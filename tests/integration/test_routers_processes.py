@@ -185,14 +185,14 @@ async def test_a_router_is_killed_under_load(tmp_path: Path) -> None:
             await until_listed(operator, 3)
             working = asyncio.create_task(operator.run())
             trainer = Trainer(client, routers)
-            rlvr = [asyncio.create_task(trainer.session("rlvr", f"s{n}", 1)) for n in range(300)]
-            agentic = [asyncio.create_task(trainer.session("agentic", f"a{n}", TURNS)) for n in range(40)]
+            rlvr = [asyncio.create_task(trainer.session("rlvr", f"s{n}", 1)) for n in range(150)]
+            agentic = [asyncio.create_task(trainer.session("agentic", f"a{n}", TURNS)) for n in range(24)]
 
-            await until(lambda: trainer.done["rlvr"] >= 60 and trainer.done["agentic"] >= 5, timeout=30)
+            await until(lambda: trainer.done["rlvr"] >= 40 and trainer.done["agentic"] >= 4, timeout=60)
             r1.process.kill()
             await asyncio.wait_for(asyncio.gather(*rlvr, *agentic), 60)
 
-            assert trainer.done == {"rlvr": 300, "agentic": 40}
+            assert trainer.done == {"rlvr": 150, "agentic": 24}
             assert all(found.most["rlvr"] <= CAPS["rlvr"] for found in counting)
             assert trainer.failures > 0
             assert not working.done()
@@ -206,7 +206,7 @@ async def test_a_router_is_killed_under_load(tmp_path: Path) -> None:
 
 async def until_listed(operator: Operator, routers: int) -> None:
     """Wait until so many routers are listed, each has applied that, and all caps are given out."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while True:
             await operator.look()
             stored = operator.stored

@@ -45,6 +45,8 @@ class Candidate:
     """It was resident before: the mixture has counted it already."""
     overdue: bool = False
     """Its class has had no entry for too long."""
+    capless: bool = False
+    """Its class has no cap on any engine, over all routers."""
 
 
 class EntryReason(StrEnum):
@@ -167,7 +169,7 @@ def _beyond_cap(
         return EntryReason.LENT
     if rules.by_debt and candidate.debt > 0:
         return EntryReason.DEBT
-    if engines and all(engine.caps.get(candidate.class_name, 0) == 0 for engine in engines):
+    if candidate.capless:
         return EntryReason.TURN
     return None
 

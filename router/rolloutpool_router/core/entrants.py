@@ -45,15 +45,24 @@ class Entrants:
             else None,
             together_on=state.goes_with(ticket),
             parked=ticket.parked,
+            capless=self._is_capless(ticket.class_name),
             overdue=view.rules.pot and waits >= view.spec.admission.starvation_seconds,
         )
+
+    def _is_capless(self, class_name: str) -> bool:
+        view = self._controller.view
+        if view is None:
+            return False
+        told = view.admission.classes if view.admission is not None else []
+        caps = [known.cap for known in told if known.name == class_name]
+        return not any(caps or (engine.caps.get(class_name, 0) for engine in view.engines.values()))
 
     def _is_spare(self, class_name: str, engine: EngineLoad) -> bool:
         view, classes = self._controller.view, self._controller.ledger.classes
         if engine.closed:
             return False
         if not any(engine.active.values()):
-            return True
+            return self._may_have_alone(engine, classes[class_name].cost.footprint_blocks)
         if view is None or view.rules.pot:
             return engine.protected_blocks > 0
         residents = sum(
@@ -63,12 +72,25 @@ class Entrants:
         )
         return residents + classes[class_name].cost.footprint_blocks <= engine.protected_blocks
 
+    def _may_have_alone(self, engine: EngineLoad, blocks: float) -> bool:
+        """Whether a session may have an empty engine for itself.
+
+        It may, whatever its size and under pressure or not; but not other routers' part of it.
+        """
+        view = self._controller.view
+        known = self._controller.fleet.engines[engine.name]
+        if view is None or not engine.capacity_blocks:
+            return True
+        factor = 1 - (known.pressure + ROUNDED) / 100
+        return (
+            min(blocks, view.rules.protected_blocks(engine.capacity_blocks, factor)) <= known.protected_blocks
+        )
+
     def _fits(self, ticket: Ticket, sessions: int) -> Callable[[EngineLoad], bool]:
         controller = self._controller
         view = controller.view
         if view is None or not view.rules.pot:
             return lambda engine: not engine.closed
-        rules = view.rules
         z = view.rules.z
         parked = controller.table.parked(ticket.session)
         pieces = parked.pieces if parked is not None else ticket.pieces
@@ -83,10 +105,7 @@ class Entrants:
             if engine.closed or not engine.protected_blocks:
                 return not engine.closed
             if not any(engine.active.values()):
-                # Whatever its size, an engine for itself, under pressure or not; but not other routers' part.
-                known = controller.fleet.engines[engine.name]
-                whole = rules.protected_blocks(engine.capacity_blocks, 1 - (known.pressure + ROUNDED) / 100)
-                return min(outlay.mean[0], whole) <= known.protected_blocks
+                return self._may_have_alone(engine, outlay.mean[0])
             books = controller.ledger.engine(engine.name)
             taken = books.shared.blocks + books.shared.missing(pieces)
             return books.pot.room(outlay, blocks=engine.protected_blocks - taken, z=z)

@@ -137,7 +137,7 @@ def accept(
         return Ignored(f"admission.revision {admission.revision} is older than {old.revision}")
     if old.engines and not pool.status.endpoints.admin and not new_spec:
         return Ignored("status.endpoints lists no engine any more: those known stay")
-    if admission is None or admission.revision <= old.revision:
+    if admission is None or admission.revision < old.revision:
         admission = old.admission or admission
     return build_view(pool, admission, known)
 

@@ -28,6 +28,7 @@ def candidate(
     together_on: str | None = None,
     parked: bool = False,
     overdue: bool = False,
+    capless: bool = False,
     overlap: Mapping[str, int] | None = None,
 ) -> Candidate:
     """The next of a class; `fits`, `spare` and `group_fits` are engines, by default all, all and none."""
@@ -40,6 +41,7 @@ def candidate(
         spare=lambda engine: spare is None or engine.name in spare,
         group_fits=None if group_fits is None else lambda engine: engine.name in group_fits,
         together_on=together_on,
+        capless=capless,
         parked=parked,
         overdue=overdue,
     )
@@ -235,13 +237,14 @@ class TestTurns:
     """A class with no cap anywhere."""
 
     CAPS = {"a": 9, "b": 0}
+    SHUT_OUT = candidate("b", -1, capless=True)
 
     def test_it_enters_where_its_session_fits(self) -> None:
-        assert next_entry([BEHIND], [engine("e", self.CAPS, {"a": 5}, 50)]) == ("b", "e", "turn")
+        assert next_entry([self.SHUT_OUT], [engine("e", self.CAPS, {"a": 5}, 50)]) == ("b", "e", "turn")
 
     def test_where_it_does_not_fit_room_is_kept_for_it(self) -> None:
         crowded, emptier = engine("e", self.CAPS, {"a": 8}, 95), engine("f", self.CAPS, {"a": 7}, 93)
-        shut_out = candidate("b", -1, fits=NOWHERE)
+        shut_out = candidate("b", -1, fits=NOWHERE, capless=True)
 
         assert next_entry([shut_out, AHEAD], [crowded, emptier]) == ("a", "e", "room")
         assert next_entry([shut_out, AHEAD], [emptier]) is None
@@ -249,8 +252,8 @@ class TestTurns:
     def test_it_runs_one_session_at_a_time_on_an_engine(self) -> None:
         busy = engine("e", self.CAPS, {"b": 1}, occupied=10)
 
-        assert next_entry([BEHIND], [busy]) is None
-        assert next_entry([BEHIND], [busy, engine("f", self.CAPS)]) == ("b", "f", "turn")
+        assert next_entry([self.SHUT_OUT], [busy]) is None
+        assert next_entry([self.SHUT_OUT], [busy, engine("f", self.CAPS)]) == ("b", "f", "turn")
 
     def test_a_cap_on_any_engine_is_no_need_for_turns(self) -> None:
         elsewhere = engine("f", {"a": 9, "b": 1}, {"b": 1})

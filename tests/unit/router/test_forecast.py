@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from random import Random
+from statistics import NormalDist
 
 import pytest
 from hypothesis import given
@@ -140,6 +141,31 @@ def test_counting_only_what_is_held_now_would_overflow() -> None:
     at_the_peak = math.exp(-26 / 30) * (4 + 26)
     assert at_once * at_the_peak > 2000
     assert entered * at_the_peak < 2000
+
+
+@pytest.mark.parametrize(
+    ("sigma", "most"),
+    [
+        pytest.param(1.2, 1.0, id="lengths-of-all-kinds"),
+        pytest.param(0.5, 1.0, id="similar-lengths"),
+        pytest.param(0.3, 1.0, id="nearly-one-length"),
+        pytest.param(0.01, 1.15, id="one-length"),
+    ],
+)
+def test_between_the_horizons_a_batch_does_not_outgrow_the_pot_either(sigma: float, most: float) -> None:
+    """Lognormal lengths around 30 s: the peak of a batch lies anywhere, not just where the forecast looks."""
+    lengths = NormalDist(math.log(30) - sigma * sigma / 2, sigma)
+
+    def there(age: float) -> float:
+        return 1 - lengths.cdf(math.log(age)) if age > 0 else 1.0
+
+    truth = Truth(residency=30, start=10, growth=1.0)
+    life = replace(truth.life(), staying=tuple(max(there(edge), 1e-9) for edge in EDGES))
+    new = outlook(life, horizons({"one": life})).of(age=0.0, blocks=truth.start)
+    entered = filled(Pot(), new, blocks=4000)
+
+    peak = max(there(age) * (truth.start + truth.growth * age) for age in range(120))
+    assert 0.8 * 4000 < entered * peak <= most * 4000
 
 
 def test_certainty_costs_room() -> None:

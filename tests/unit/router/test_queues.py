@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rolloutpool_router.core.classes import MOST_TOGETHER, ClassState
 from rolloutpool_router.core.queues import ClassQueue, Ticket
 
 
@@ -77,6 +78,47 @@ def test_requests_of_one_session_share_a_ticket() -> None:
     assert (len(queue), queue.requests) == (2, 2)
     assert queue.pop("a").requests == 1
     assert queue.requests == 1
+
+
+class TestSamplesOfOnePrompt:
+    """They enter in a row on one engine, but not for ever."""
+
+    @staticmethod
+    def entering(state: ClassState, name: str, group: str | None = "g", engine: str = "e0") -> str | None:
+        """Let a session of the queue enter; the engine that it was to follow others to."""
+        found = state.queue.pop(name)
+        follows = state.goes_with(found)
+        if group is not None:
+            state.sample_entered(group.encode(), engine)
+        return follows
+
+    def test_the_others_follow_the_first(self) -> None:
+        state = ClassState(queue=queue_of("a/g", "b", "c/g", "d/h"))
+
+        assert self.entering(state, "a") is None
+        assert order(state.queue) == "cbd"
+        assert self.entering(state, "c") == "e0"
+        assert self.entering(state, "b", None) is None
+        assert self.entering(state, "d", "h") is None
+
+    def test_after_so_many_in_a_row_they_are_like_others(self) -> None:
+        state = ClassState()
+        followed = []
+        for number in range(2 * MOST_TOGETHER + 1):
+            state.queue.push(ticket(f"s{number}", float(number), group="g"))
+            followed.append(self.entering(state, f"s{number}") is not None)
+
+        assert followed == ([False] + [True] * (MOST_TOGETHER - 1)) * 2 + [False]
+
+    def test_later_samples_of_the_prompt_wait_behind_those_before_them(self) -> None:
+        state = ClassState(queue=queue_of("a/g", "b"))
+        self.entering(state, "a")
+        state.queue.push(ticket("c", 9.0, group="g"))
+        self.entering(state, "b", None)
+        state.queue.push(ticket("d", 9.0))
+        self.entering(state, "c")
+
+        assert order(state.queue) == "d"
 
 
 def test_an_empty_queue() -> None:

@@ -53,7 +53,7 @@ def test_engines_do_not_vanish_with_a_damaged_status() -> None:
     ("new", "cap"),
     [
         pytest.param(pool(caps=7, revision=6), 7, id="newer-revision"),
-        pytest.param(pool(caps=7, revision=5), 5, id="same-revision-keeps-the-caps"),
+        pytest.param(pool(caps=7, revision=5), 7, id="same-revision-with-another-part-of-them"),
         pytest.param(pool(caps=7, revision=4), None, id="older-revision"),
         pytest.param(pool(caps=7, revision=4, generation=2), 5, id="older-revision-of-a-newer-spec"),
         pytest.param(pool(caps=7, revision=9, generation=0), None, id="older-spec"),
