@@ -15,8 +15,8 @@ from rolloutpool_sim.fleet.result import FleetResult
 
 REMEMBERED_SECONDS = 600.0
 """Over how long the speed is measured from which the time left is estimated."""
-LINES = 10
-"""Lines of progress where there is no terminal."""
+RUNS_PER_LINE = 10
+"""Runs from one line of progress to the next where there is no terminal."""
 
 
 @dataclass
@@ -101,9 +101,8 @@ def _lines(runs: Runs, console: Console) -> Callable[[], None]:
 
     def show() -> None:
         nonlocal told
-        part = LINES * runs.ended // runs.planned
-        if part > told:
-            told = part
+        if runs.ended >= min(told + RUNS_PER_LINE, runs.planned) > told:
+            told = runs.ended
             console.print(_text(runs))
 
     return show

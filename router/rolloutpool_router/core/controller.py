@@ -443,7 +443,7 @@ class AdmissionController:
             ratio = usage.prompt_tokens / session.prompt_estimate
             state.estimate_factor += ESTIMATE_WEIGHT * (min(max(ratio, 0.1), 10.0) - state.estimate_factor)
         if usage.cached_tokens is not None and session.cached_before:
-            # A chat template may drop earlier reasoning: what is not asked for is no loss.
+            # What is not asked for is no loss.
             expected = min(session.cached_before, usage.prompt_tokens)
             self.retention.count(session.engine, expected=expected, found=usage.cached_tokens)
 

@@ -182,7 +182,8 @@ class Ledger:
                 books.pace += PACE_WEIGHT * (usage.completion_tokens / seconds - books.pace)
             session.tokens = float(usage.prompt_tokens + usage.completion_tokens)
         self._see(session, session.tokens / self._block_size, now)
-        session.cached_before = session.tokens
+        # Chat templates may drop the reasoning of earlier answers: only the prompt is sure to come again.
+        session.cached_before = float(usage.prompt_tokens) if usage is not None else 0.0
 
     def look(self, session: Session, now: float) -> None:
         """Count what a resident session held since the last look, and what it holds now."""

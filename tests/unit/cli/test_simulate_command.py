@@ -81,9 +81,9 @@ def test_ctrl_c_reports_what_has_finished(tmp_path: Path) -> None:
     """In a process group of its own, all of which gets the signal, as on a terminal."""
     path = tmp_path / "tiny.yaml"
     path.write_text(TEXT.replace("{name: Session, set: {", "{name: Session, set: {seconds: 5000000, "))
-    command = [sys.executable, "-m", "rolloutpool_cli.main", "simulate", str(path), "--seeds", "1"]
+    command = [sys.executable, "-m", "rolloutpool_cli.main", "simulate", str(path), "--seeds", "5"]
     with subprocess.Popen(
-        [*command, "--jobs", "3", "--output", str(tmp_path / "out")],
+        [*command, "--jobs", "7", "--output", str(tmp_path / "out")],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -91,13 +91,13 @@ def test_ctrl_c_reports_what_has_finished(tmp_path: Path) -> None:
     ) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        while "2 of 3 runs" not in process.stderr.readline():
+        while "10 of 15 runs" not in process.stderr.readline():
             assert process.poll() is None
         os.killpg(process.pid, signal.SIGINT)
         shown, told = process.stdout.read(), process.stderr.read()
     assert process.returncode == 130
     assert [line.split("  ")[0] for line in shown.splitlines()[:3]] == ["Variant", "None", "MISA-T"]
-    assert "Incomplete: 2 of 3 runs have finished." in told
+    assert "Incomplete: 10 of 15 runs have finished." in told
     assert "Traceback" not in told
     assert json.loads((tmp_path / "out" / "results.json").read_text())["complete"] is False
 

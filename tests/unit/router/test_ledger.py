@@ -191,8 +191,17 @@ def test_what_a_cache_should_have_is_forgotten_with_the_move() -> None:
     books = Books()
     session = books.enter("s", 160)
     books.end(session, 160, 32, now=1)
-    assert session.cached_before == 192
+    assert session.cached_before == 160
     books.ledger.moved(session, "e1", 2)
+    assert session.cached_before == 0
+
+
+def test_where_an_engine_does_not_count_tokens_nothing_is_expected_of_its_cache() -> None:
+    books = Books()
+    session = books.enter("s", 160)
+    books.end(session, 160, 32, now=1)
+    books.begin(session, 200, now=2)
+    books.ledger.turn_ended(session, None, 3)
     assert session.cached_before == 0
 
 

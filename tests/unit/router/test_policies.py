@@ -281,6 +281,26 @@ def test_an_engine_that_evicts_takes_less_unless_pressure_is_off() -> None:
         assert controller.occupancy.protected_blocks("e0") == (900 if enabled else 1000)
 
 
+@pytest.mark.parametrize(
+    ("found", "protected"),
+    [
+        pytest.param(6000, 1000, id="reasoning-is-dropped-from-the-history"),
+        pytest.param(7700, 1000, id="all-is-found"),
+        pytest.param(3000, 900, id="half-of-the-prompt-is-gone"),
+    ],
+)
+def test_only_what_every_chat_template_keeps_is_expected_in_the_cache(found: int, protected: int) -> None:
+    """An answer of 3,000 tokens, most of them reasoning that the next prompt leaves out."""
+    controller = switched()
+    enter(controller, "s", "agentic", prompt_tokens=6000)
+    controller.end_turn("s", now=1, ok=True, usage=Usage(6000, 3000, cached_tokens=0))
+    arrive(controller, "s", "agentic", now=2.0, prompt_tokens=7700)
+    controller.end_turn("s", now=3, ok=True, usage=Usage(7700, 300, cached_tokens=found))
+    controller.tick(20)
+
+    assert controller.occupancy.protected_blocks("e0") == protected
+
+
 def test_time_averaged_footprints_count_private_blocks_alone() -> None:
     """Off: each session counts with its peak, and a prompt that all share counts for each of them."""
     found = {}
