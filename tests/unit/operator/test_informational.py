@@ -9,8 +9,8 @@ from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import AdmissionStatus, MixtureStatus
 from rolloutpool_api.v1alpha1 import parse_pool
-from rolloutpool_router.core.control import merge_snapshots
 from rolloutpool_operator.core.mixture import Trouble, informational, mixture_status
+from rolloutpool_router.core.control import merge_snapshots
 from rolloutpool_testkit.manifests import pool_manifest
 
 NOW = 1_800_000_000.0

@@ -77,6 +77,33 @@ def test_sessions_with_one_prefix_meet_on_one_engine_until_it_is_clearly_fuller(
     assert set(homes) == {"e0", "e1"}
 
 
+def test_a_prompt_counts_in_full_unless_somebody_holds_it_already() -> None:
+    prefix = tuple(bytes([n]) for n in range(24))
+    for held in (True, False):
+        controller = controller_of(engines=ONE, caps=dict.fromkeys(CAPS, 9))
+        enter(controller, "first", "rlhf", prompt_tokens=9_600, prefix=prefix if held else ())
+        answer = arrive(controller, "s", "rlhf", prompt_tokens=9_600, prefix=prefix)
+        assert isinstance(answer, Entered if held else Queued)
+
+
+def test_a_group_goes_to_an_engine_that_has_room_for_all_of_it() -> None:
+    pool = pool_object(ENGINES, caps=dict.fromkeys(CAPS, 99), blocks=10_000)
+    pool["status"]["admission"]["engines"][0] |= {"capacityBlocks": 1000, "protectedBlocks": 1000}
+    controller = controller_of(pool)
+    controller.fleet.failed("e0", now=0)
+    enter(controller, "fills-e1", prompt_tokens=16_000)
+    controller.fleet.answered("e0")
+    assert enter(controller, "small", prompt_tokens=160).engine == "e0", "the emptier one"
+    controller.fleet.failed("e0", now=0)
+    controller.fleet.failed("e1", now=0)
+    for number in range(20):
+        arrive(controller, f"s{number}", "rlhf", prompt_tokens=1600, group=b"g")
+    entered = controller.tick(1).entered
+
+    assert {entry.engine for entry in entered} == {"e1"}
+    assert len(entered) == 20
+
+
 def test_an_unknown_session_with_history_is_adopted_beyond_the_caps() -> None:
     controller = controller_of(caps={"rlvr": 0, "rlhf": 0, "agentic": 1}, admission=STRICT)
     for first in ("a", "b"):
