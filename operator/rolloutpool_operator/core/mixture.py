@@ -85,7 +85,19 @@ def _throttled(admission: AdmissionStatus, generation: int) -> Condition:
         f"{item.active} of {item.cap} resident"
         for item in waiting
     )
-    return condition(ConditionType.ADMISSION_THROTTLED, True, reasons.CAPS_REACHED, words, generation)
+    return condition(
+        ConditionType.ADMISSION_THROTTLED, True, reasons.CAPS_REACHED, words + _pressed(admission), generation
+    )
+
+
+def _pressed(admission: AdmissionStatus) -> str:
+    """How much pressure takes away on the worst engine; empty where there is none."""
+    worst = max(admission.engines, key=lambda engine: engine.pressure, default=None)
+    if worst is None or not worst.pressure:
+        return ""
+    pressed = sum(engine.pressure > 0 for engine in admission.engines)
+    engines = f"{pressed} of {len(admission.engines)} engines"
+    return f"; KV pressure on {engines}, at most {worst.pressure} % ({worst.name})"
 
 
 def _drifting(

@@ -11,6 +11,7 @@ from rolloutpool_api.planning import Role
 from rolloutpool_api.status import (
     MAX_ENGINES,
     AdmissionStatus,
+    ClassAdmission,
     Endpoints,
     EngineEndpoint,
     MixtureStatus,
@@ -182,12 +183,16 @@ def _admission_summary(admission: AdmissionStatus | None, mixture: MixtureStatus
     consumed = {item.name: item.percent for item in mixture.consumed}
     target = {item.name: item.percent for item in mixture.target}
     lines = [
-        f"{item.name}: {item.active} of {item.cap} sessions in, {item.waiting} waiting"
+        f"{item.name}: {item.active} of {item.cap} sessions in{_parked(item)}, {item.waiting} waiting"
         f" (longest {item.oldest_wait_seconds} s); {consumed.get(item.name, 0):g} % of the samples,"
         f" share {target.get(item.name, 0):g} %"
         for item in admission.classes
     ]
     return {"drift": drift, "classes": lines}
+
+
+def _parked(item: ClassAdmission) -> str:
+    return f", {item.parked} parked" if item.parked else ""
 
 
 def _count(observed: Observed, choice: PlanChoice, roles: Iterable[Role]) -> str:

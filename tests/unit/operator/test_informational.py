@@ -7,7 +7,7 @@ import pytest
 from rolloutpool_api.conditions import Condition, ConditionStatus, ConditionType
 from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.spec import RolloutPoolSpec
-from rolloutpool_api.status import AdmissionStatus, MixtureStatus
+from rolloutpool_api.status import AdmissionStatus, EngineAdmission, MixtureStatus
 from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_operator.core.mixture import Trouble, informational, mixture_status
 from rolloutpool_router.core.control import merge_snapshots
@@ -86,6 +86,15 @@ def test_throttled() -> None:
     assert (item.status, item.reason) == (ConditionStatus.TRUE, "CapsReached")
     assert item.message == "a: 7 wait (longest 9 s), 4 of 4 resident"
     assert told(admission=admission())[ConditionType.ADMISSION_THROTTLED].status is ConditionStatus.FALSE
+
+
+def test_throttled_by_pressure() -> None:
+    pressed = EngineAdmission(name="e1", capacity_blocks=100, protected_blocks=81, pressure=19)
+    status = admission(waiting=7).model_copy(update={"engines": [pressed]})
+
+    item = told(admission=status)[ConditionType.ADMISSION_THROTTLED]
+
+    assert item.message.endswith("; KV pressure on 1 of 1 engines, at most 19 % (e1)")
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,9 @@ def test_the_summary_says_each_class_in_a_line() -> None:
             "revision": 1,
             "policy": "MISA-T",
             "computedAt": "t",
-            "classes": [{"name": "a", "cap": 16, "active": 11, "waiting": 14, "oldestWaitSeconds": 5}],
+            "classes": [
+                {"name": "a", "cap": 16, "active": 11, "parked": 3, "waiting": 14, "oldestWaitSeconds": 5}
+            ],
         }
     )
     shares = {"target": [{"name": "a", "percent": 40}], "consumed": [{"name": "a", "percent": 38.2}]}
@@ -346,7 +348,7 @@ def test_the_summary_says_each_class_in_a_line() -> None:
     found = compose(part, report, stored=RolloutPoolStatus(), now="t").summary
     assert found.drift == "1.8pp"
     assert found.classes == [
-        "a: 11 of 16 sessions in, 14 waiting (longest 5 s); 38.2 % of the samples, share 40 %"
+        "a: 11 of 16 sessions in, 3 parked, 14 waiting (longest 5 s); 38.2 % of the samples, share 40 %"
     ]
 
 

@@ -10,6 +10,7 @@ import pytest
 from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_router.core.estimates import Source
 from rolloutpool_router.core.ledger import LOOK_TICKS, MIN_PACE_TOKENS, PRIOR_PACE, REFRESH_SECONDS, Ledger
+from rolloutpool_router.core.lifetable import WIDTHS, bucket_of
 from rolloutpool_router.core.sessions import Session, SessionTable, Usage
 from rolloutpool_router.core.shared import Mark
 from rolloutpool_router.testing import pool_object
@@ -236,6 +237,32 @@ class TestEstimates:
         assert books_of.cost.residency_seconds == pytest.approx(40, rel=0.02)
         assert books_of.cost.footprint_blocks == pytest.approx(15, rel=0.02)
         assert (books_of.source, books.ledger.finished("agentic")) == (Source.OBSERVED, 20)
+
+    def test_a_parked_session_is_known_to_have_left_its_place(self) -> None:
+        books = Books({"priorWeight": 1e-3})
+        for number in range(20):
+            session = books.enter(f"s{number}", 160)
+            books.end(session, 160, 160, now=10)
+        books.ledger.park("agentic", idle_since=10, now=20)
+        books.ledger.refresh(20)
+
+        assert books.ledger.classes["agentic"].life.surviving(15) == pytest.approx(1, abs=0.01)
+        assert books.ledger.classes["agentic"].life.surviving(30) == pytest.approx(0, abs=0.01)
+
+    def test_what_a_tool_adds_is_growth(self) -> None:
+        """Turns of 10 s without an answer to speak of, and 100 blocks more at the beginning of the second."""
+        books = Books({"priorWeight": 1e-3})
+        for number in range(20):
+            session = books.enter(f"s{number}", 160)
+            books.end(session, 160, 0, now=10)
+            books.begin(session, 1760, now=20)
+            books.end(session, 1760, 0, now=30)
+        books.ledger.refresh(30)
+        life = books.ledger.classes["agentic"].life
+
+        until = bucket_of(20) + 1
+        gained = sum(growth * width for growth, width in zip(life.growth[:until], WIDTHS, strict=False))
+        assert gained == pytest.approx(100, rel=0.1)
 
     def test_they_are_made_anew_now_and_then(self) -> None:
         books = Books()

@@ -282,20 +282,23 @@ def test_an_engine_that_evicts_takes_less_unless_pressure_is_off() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "protected"),
+    ("prompt", "found", "protected"),
     [
-        pytest.param(6000, 1000, id="reasoning-is-dropped-from-the-history"),
-        pytest.param(7700, 1000, id="all-is-found"),
-        pytest.param(3000, 900, id="half-of-the-prompt-is-gone"),
+        pytest.param(7700, 6000, 1000, id="reasoning-is-dropped-from-the-history"),
+        pytest.param(7700, 7700, 1000, id="all-is-found"),
+        pytest.param(4000, 4000, 1000, id="the-client-cuts-the-history"),
+        pytest.param(7700, 3000, 900, id="half-of-the-prompt-is-gone"),
     ],
 )
-def test_only_what_every_chat_template_keeps_is_expected_in_the_cache(found: int, protected: int) -> None:
+def test_only_what_every_chat_template_keeps_is_expected_in_the_cache(
+    prompt: int, found: int, protected: int
+) -> None:
     """An answer of 3,000 tokens, most of them reasoning that the next prompt leaves out."""
     controller = switched()
     enter(controller, "s", "agentic", prompt_tokens=6000)
     controller.end_turn("s", now=1, ok=True, usage=Usage(6000, 3000, cached_tokens=0))
-    arrive(controller, "s", "agentic", now=2.0, prompt_tokens=7700)
-    controller.end_turn("s", now=3, ok=True, usage=Usage(7700, 300, cached_tokens=found))
+    arrive(controller, "s", "agentic", now=2.0, prompt_tokens=prompt)
+    controller.end_turn("s", now=3, ok=True, usage=Usage(prompt, 300, cached_tokens=found))
     controller.tick(20)
 
     assert controller.occupancy.protected_blocks("e0") == protected
