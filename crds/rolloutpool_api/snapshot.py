@@ -9,7 +9,7 @@ from pydantic import Field
 from rolloutpool_api.base import StatusModel
 
 Count = Annotated[int, Field(ge=0)]
-Seconds = Annotated[float, Field(ge=0)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class SnapshotEngineClass(StatusModel):

@@ -27,7 +27,7 @@ from rolloutpool_router.core.control import (
     next_revision,
 )
 from rolloutpool_router.core.grants import seen, wrote
-from rolloutpool_router.core.pressure import CALM, interval, step
+from rolloutpool_router.core.pressure import CALM, Pressure, interval, step
 from rolloutpool_router.core.roster import alive, looked
 from rolloutpool_router.core.sharing import share, shares_matter
 
@@ -256,8 +256,13 @@ async def _read_engines(
     names = {engine.name for engine in observed.engines}
     memory.readings = {name: reading for name, reading in memory.readings.items() if name in names}
 
+    stored = memory.stored.admission
+    # What an operator before this one found, for engines that are not read yet.
+    pressures = dict.fromkeys(names, CALM)
+    pressures |= {e.name: Pressure(1 - e.pressure / 100) for e in stored.engines} if stored else {}
+
     async def read(engine: EngineFacts) -> None:
-        reading = memory.readings.setdefault(engine.name, EngineReading())
+        reading = memory.readings.setdefault(engine.name, EngineReading(pressure=pressures[engine.name]))
         if not _due(engine, reading, now):
             return
         try:

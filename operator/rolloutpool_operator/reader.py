@@ -103,20 +103,18 @@ def parse_metrics(text: str) -> EngineMetrics:
         families = text_string_to_metric_families("\n".join(lines) + "\n")
         samples = [sample for family in families for sample in family.samples]
         tokens = sum(_tokens(sample.labels) for sample in samples if sample.name == CACHE_INFO)
-    except (ValueError, KeyError) as error:
-        raise ReadError(f"{CACHE_INFO} cannot be read: {error}") from error
-    if tokens <= 0:
-        raise ReadError(f"the engine tells no {CACHE_INFO}")
-    values = {name: [sample.value for sample in samples if sample.name == name] for name in wanted}
-    return EngineMetrics(
-        kv_tokens=tokens,
-        totals=EngineTotals(
+        values = {name: [sample.value for sample in samples if sample.name == name] for name in wanted}
+        totals = EngineTotals(
             prefix_queries=int(sum(values[QUERIES])),
             prefix_hits=int(sum(values[HITS])),
             preemptions=int(sum(values[PREEMPTIONS])),
             kv_usage=max(values[KV_USAGE], default=0.0),
-        ),
-    )
+        )
+    except (ValueError, OverflowError, KeyError) as error:
+        raise ReadError(f"the engine's metrics cannot be read: {error}") from error
+    if tokens <= 0:
+        raise ReadError(f"the engine tells no {CACHE_INFO}")
+    return EngineMetrics(kv_tokens=tokens, totals=totals)
 
 
 def _tokens(found: dict[str, str]) -> int:

@@ -23,6 +23,7 @@ _COUNTERS = {
     "finished": "Sessions that ended after at least one complete answer.",
     "adopted": "Unknown sessions with history that were let in at once.",
     "rejected": "Requests answered with an overload status.",
+    "parked": "Times that a session was parked.",
 }
 
 
@@ -122,6 +123,10 @@ class StateCollector(Collector):
         now = self._clock()
         rows: dict[str, tuple[str, Callable[[str], float]]] = {
             "active_sessions": ("Resident sessions.", lambda name: self._controller.table.by_class[name]),
+            "parked_sessions": (
+                "Sessions between two turns that gave their place back.",
+                lambda name: self._controller.table.parked_by_class[name],
+            ),
             "waiting_sessions": ("Sessions that wait to enter.", lambda name: len(self._queue(name))),
             "oldest_wait_seconds": ("Longest current wait.", lambda name: self._queue(name).oldest_wait(now)),
             "cap_sessions": ("Sessions that may be resident.", self._cap),

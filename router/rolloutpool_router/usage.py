@@ -10,6 +10,8 @@ from rolloutpool_router.core.sessions import Usage
 BYTES_PER_TOKEN = 4
 """Bytes of text per token, where an answer does not say."""
 _KEY = b'"usage"'
+MOST_TOKENS = 2**26
+"""Most tokens that an answer may claim; the engine is wrong about more."""
 _OBJECT_LIMIT = 2048
 """Longest usage object read, in bytes."""
 _EVENT = b"data:"
@@ -57,7 +59,7 @@ class UsageReader:
         if found is not None:
             return found
         completion = self._events - 1 if self._events > 1 else self._bytes // BYTES_PER_TOKEN
-        return Usage(estimate_tokens(self._prompt), completion)
+        return Usage(estimate_tokens(self._prompt), completion, estimated=True)
 
 
 def _parse(found: bytes) -> Usage | None:
@@ -67,7 +69,7 @@ def _parse(found: bytes) -> Usage | None:
         return None
     try:
         value, _ = json.JSONDecoder().raw_decode(text, start)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     details = value.get("prompt_tokens_details")
     cached = details.get("cached_tokens") if isinstance(details, dict) else None
@@ -79,4 +81,4 @@ def _parse(found: bytes) -> Usage | None:
 
 
 def _count(value: Any) -> int:
-    return value if isinstance(value, int) and value > 0 else 0
+    return min(max(value, 0), MOST_TOKENS) if isinstance(value, int) else 0

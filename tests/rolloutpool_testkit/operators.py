@@ -32,7 +32,10 @@ CHILDREN = {
     ("NetworkPolicy", "{}-engines"),
     ("NetworkPolicy", "{}-router"),
 }
-KINDS = "statefulsets,deployments,services,serviceaccounts,roles,rolebindings,networkpolicies,poddisruptionbudgets"
+KINDS = (
+    "statefulsets,deployments,services,serviceaccounts,roles,rolebindings,networkpolicies,"
+    "poddisruptionbudgets"
+)
 MANUAL = {"mode": "Manual", "replicas": [{"role": "aggregated", "replicas": 2}]}
 
 

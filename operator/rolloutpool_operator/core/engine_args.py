@@ -41,6 +41,8 @@ def engine_args(
         *_flag("--kv-offloading-size", kv_offloading_gib(spec, group.role)),
         *_flag("--weight-transfer-config", '{"backend":"nccl"}' if spec.engine.rl.enabled else None),
         *_flag("--shutdown-timeout", shutdown_seconds(spec)),
+        # Tells the router what of a session's history was still cached (core/retention.py).
+        "--enable-prompt-tokens-details",
         *spec.engine.extra_args,
     )
 

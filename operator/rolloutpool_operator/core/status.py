@@ -32,6 +32,7 @@ from rolloutpool_operator.core.conditions import (
 from rolloutpool_operator.core.engine_args import engine_revision
 from rolloutpool_operator.core.merging import merge_patch
 from rolloutpool_operator.core.observed import Observed
+from rolloutpool_router.core.caps import UNLIMITED
 
 INFORMATIONAL = (
     ConditionType.ADMISSION_THROTTLED,
@@ -183,12 +184,16 @@ def _admission_summary(admission: AdmissionStatus | None, mixture: MixtureStatus
     consumed = {item.name: item.percent for item in mixture.consumed}
     target = {item.name: item.percent for item in mixture.target}
     lines = [
-        f"{item.name}: {item.active} of {item.cap} sessions in{_parked(item)}, {item.waiting} waiting"
+        f"{item.name}: {_residents(item)} sessions in{_parked(item)}, {item.waiting} waiting"
         f" (longest {item.oldest_wait_seconds} s); {consumed.get(item.name, 0):g} % of the samples,"
         f" share {target.get(item.name, 0):g} %"
         for item in admission.classes
     ]
     return {"drift": drift, "classes": lines}
+
+
+def _residents(item: ClassAdmission) -> str:
+    return f"{item.active}" if item.cap >= UNLIMITED else f"{item.active} of {item.cap}"
 
 
 def _parked(item: ClassAdmission) -> str:

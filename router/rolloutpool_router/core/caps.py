@@ -118,7 +118,7 @@ def _divide(
         free = protected - sum(floor * _footprint(c) for c in classes if c.name in caps)
         total = sum(weights[c.name] for c in open_classes)
         earned = {
-            c.name: int(free * weights[c.name] / total / _footprint(c) * (1 + ROUNDING)) if total > 0 else 0
+            c.name: int(free * (weights[c.name] / total) / _footprint(c) * (1 + ROUNDING)) if total > 0 else 0
             for c in open_classes
         }
         below = [c for c in open_classes if earned[c.name] < floor]

@@ -188,7 +188,9 @@ def _class_view(name: str, snapshots: Sequence[AdmissionSnapshot]) -> ClassView:
     found = [item for snapshot in snapshots for item in snapshot.classes if item.name == name]
     estimates = [(item, item.observations or PRIOR_OBSERVATIONS) for item in found if item.residency_seconds]
     weight = max(sum(count for _, count in estimates), 1)
-    sources = {Source(item.source) for item in found}
+    # A router of another version may know other words.
+    known = {source.value for source in Source}
+    sources = {Source(item.source) if item.source in known else Source.BLEND for item in found}
     return ClassView(
         active=sum(item.active for item in found),
         waiting=sum(item.waiting for item in found),

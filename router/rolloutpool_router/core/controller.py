@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 __all__ = ["AdmissionController", "Arrival", "Entered", "Queued", "Ticked"]
 
+MOST_WRONG = 1000.0
+"""How many times too long or short a prompt's estimate may be: images are many bytes and few tokens."""
 ESTIMATE_WEIGHT = 0.1
 """Weight of the latest answer in the correction of a class's prompt estimates."""
 
@@ -55,6 +57,7 @@ class AdmissionController:
         self._rng = rng
         self._started = started
         self._changed = True
+        self._engines_may_be_back = True
         self.view: PoolView | None = None
         self.fleet = Fleet()
         self.table = SessionTable()
@@ -85,10 +88,11 @@ class AdmissionController:
         self.fleet.apply(view)
         self.ledger.keep_engines(view.engines)
         self.retention.keep(view.engines)
+        self.debt.keep(view.workloads)
         self.consumed.resize(view.spec.mixture.window_samples)
         gone = [state for name, state in self.classes.items() if name not in view.workloads]
         self.classes = {name: self.classes.get(name) or ClassState() for name in view.workloads}
-        self._changed = True
+        self._changed = self._engines_may_be_back = True
         dropped = [ticket for state in gone for ticket in state.queue]
         for ticket in dropped:
             if (parked := self.table.parked(ticket.session)) is not None:
@@ -110,9 +114,10 @@ class AdmissionController:
         if known in self.classes:
             arrival = replace(arrival, class_name=known)
         workload = self.view.workloads.get(arrival.class_name) if self.view is not None else None
-        if workload is None:
+        if self.view is None or workload is None:
             return Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet: try again"), []
-        tokens = round(arrival.prompt_tokens * self.classes[arrival.class_name].estimate_factor)
+        estimate = arrival.prompt_tokens * self.classes[arrival.class_name].estimate_factor
+        tokens = round(min(estimate, self.view.longest_tokens))
         if (resident := self.table.get(arrival.session)) is not None:
             self.ledger.turn_begins(resident, prompt_tokens=tokens, estimate=arrival.prompt_tokens, now=now)
             self.table.begin_turn(resident.id, now=now)
@@ -128,7 +133,7 @@ class AdmissionController:
             single=arrival.single,
             prompt_tokens=tokens,
             prompt_estimate=arrival.prompt_tokens,
-            group=arrival.group if self.view is not None and self.view.rules.groups else None,
+            group=arrival.group if self.view.rules.groups else None,
             pieces=self._pieces(arrival.prefix, tokens),
             parked=self.table.parked(arrival.session) is not None,
         )
@@ -232,7 +237,7 @@ class AdmissionController:
         full = {name for name in self.fleet.engines if self.occupancy.is_full(name)}
         self.retention.step(now, self.view.spec.admission.pressure, full)
         refused = self._refuse_late(now)
-        self._changed = True
+        self._changed = self._engines_may_be_back = True
         return Ticked(self.admit_waiting(now), refused)
 
     def debts(self) -> dict[str, float]:
@@ -252,13 +257,15 @@ class AdmissionController:
     def _enqueue(
         self, ticket: Ticket, workload: WorkloadSpec, now: float
     ) -> tuple[Entered | Queued | Refusal, list[Entered]]:
-        state = self.classes[ticket.class_name]
+        state, parked = self.classes[ticket.class_name], self.table.parked(ticket.session)
         if state.queue.requests >= workload.overload.max_waiting:
+            if parked is not None and not self._waits(parked):
+                self.table.rest(parked, now=now)
             return self._overloaded(workload, Outcome.QUEUE_FULL, "as many requests wait as may"), []
         if not len(state.queue):
             state.turn_since = now
             self._changed = True
-        if (parked := self.table.parked(ticket.session)) is not None:
+        if parked is not None:
             self.table.busy(parked)
             self._changed = True
         state.queue.push(ticket)
@@ -314,12 +321,19 @@ class AdmissionController:
         return Queued(resident.id, resident.class_name, resident=True)
 
     def _unstall(self, now: float) -> list[Entered]:
-        """Let those go on whose engine is back, or who find another; the others go on waiting."""
+        """Let those go on whose engine is back, or who find another; the others go on waiting.
+
+        Only after an object or a tick, which notice that: not with each of thousands of clients that give up.
+        """
+        if not self._engines_may_be_back:
+            return []
+        self._engines_may_be_back = False
         entered = []
+        any_up = bool(len(self.stalled) and self.fleet.homes(now))
         for ticket in list(self.stalled):
             resident = self.table.get(ticket.session)
             if resident is not None and not self.fleet.reachable(resident.engine, now):
-                engine = self._place_now(ticket.class_name, (), now, avoid=())
+                engine = self._place_now(ticket.class_name, (), now, avoid=()) if any_up else None
                 if engine is None:
                     continue
                 self._move(resident, engine, now)
@@ -439,9 +453,9 @@ class AdmissionController:
     def _learn(self, session: Session, usage: Usage) -> None:
         """What an answer's usage says of the prompt estimates and of the engine's cache."""
         state = self.classes.get(session.class_name)
-        if state is not None and session.prompt_estimate:
-            ratio = usage.prompt_tokens / session.prompt_estimate
-            state.estimate_factor += ESTIMATE_WEIGHT * (min(max(ratio, 0.1), 10.0) - state.estimate_factor)
+        if state is not None and session.prompt_estimate and not usage.estimated:
+            ratio = min(max(usage.prompt_tokens / session.prompt_estimate, 1 / MOST_WRONG), MOST_WRONG)
+            state.estimate_factor += ESTIMATE_WEIGHT * (ratio - state.estimate_factor)
         if usage.cached_tokens is not None and session.cached_before:
             # What is not asked for is no loss.
             expected = min(session.cached_before, usage.prompt_tokens)

@@ -33,20 +33,21 @@ class Entrants:
         assert view is not None
         state = controller.classes[ticket.class_name]
         waits = self._now - state.turn_since
+        overdue = view.rules.rescue and waits >= view.spec.admission.starvation_seconds
         return Candidate(
             class_name=ticket.class_name,
             debt=self._debts[ticket.class_name],
             arrived_at=ticket.arrived_at,
             overlap=lambda: controller.fleet.prefixes.overlaps(ticket.prefix),
-            fits=self._fits(ticket, 1),
+            fits=self._fits(ticket, 1, overdue=overdue),
             spare=lambda engine: self._is_spare(ticket.class_name, engine),
-            group_fits=self._fits(ticket, siblings)
+            group_fits=self._fits(ticket, siblings, overdue=overdue)
             if (siblings := state.queue.siblings(ticket.group)) > 1
             else None,
             together_on=state.goes_with(ticket),
             parked=ticket.parked,
             capless=self._is_capless(ticket.class_name),
-            overdue=view.rules.pot and waits >= view.spec.admission.starvation_seconds,
+            overdue=overdue,
         )
 
     def _is_capless(self, class_name: str) -> bool:
@@ -86,7 +87,7 @@ class Entrants:
             min(blocks, view.rules.protected_blocks(engine.capacity_blocks, factor)) <= known.protected_blocks
         )
 
-    def _fits(self, ticket: Ticket, sessions: int) -> Callable[[EngineLoad], bool]:
+    def _fits(self, ticket: Ticket, sessions: int, *, overdue: bool) -> Callable[[EngineLoad], bool]:
         controller = self._controller
         view = controller.view
         if view is None or not view.rules.pot:
@@ -105,7 +106,8 @@ class Entrants:
             if engine.closed or not engine.protected_blocks:
                 return not engine.closed
             if not any(engine.active.values()):
-                return self._may_have_alone(engine, outlay.mean[0])
+                # One that is larger than this router's part would wait for ever, and all others behind it.
+                return overdue or self._may_have_alone(engine, outlay.mean[0])
             books = controller.ledger.engine(engine.name)
             taken = books.shared.blocks + books.shared.missing(pieces)
             return books.pot.room(outlay, blocks=engine.protected_blocks - taken, z=z)

@@ -104,9 +104,15 @@ class Pot:
     def __init__(self) -> None:
         self._mean = [0.0] * len(HORIZON_PARTS)
         self._variance = [0.0] * len(HORIZON_PARTS)
+        self._sessions = 0
 
     def replace(self, old: Outlay, new: Outlay) -> None:
         """A session is counted otherwise; `NOTHING` stands for one that was not or will not be there."""
+        self._sessions += (old is NOTHING) - (new is NOTHING)
+        if not self._sessions:
+            # What roundings left behind would stay for ever.
+            self._mean, self._variance = list(NOTHING.mean), list(NOTHING.variance)
+            return
         self._mean = [m + n - o for m, n, o in zip(self._mean, new.mean, old.mean, strict=True)]
         self._variance = [
             v + n - o for v, n, o in zip(self._variance, new.variance, old.variance, strict=True)

@@ -28,10 +28,14 @@ REFRESH_SECONDS = 5.0
 """How old estimates and outlooks may get, in seconds."""
 LOOKS = 4000
 """Most residents looked at in one go; the others have their turn at the next."""
+LOOK_SECONDS = 1.0
+"""Least time between two looks around, in seconds."""
 LOOK_TICKS = 3
-"""Each resident is looked at once in so many ticks, or less often where there are too many."""
+"""Each resident is looked at once in so many looks around, or less often where there are too many."""
 MIN_PACE_TOKENS = 16
 """Tokens of an answer from which its pace counts."""
+MIN_PACE_SECONDS = 1e-3
+"""Seconds of a turn from which its pace counts: shorter ones are the clock's doing."""
 
 
 @dataclass
@@ -76,6 +80,7 @@ class Ledger:
         self._method = Method(time_averaged=True, censoring=True, window_seconds=300)
         self._max_tokens = math.inf
         self._refreshed = -math.inf
+        self._looked = -math.inf
         self._ticks = 0
         self.engines: dict[str, EngineBooks] = {}
         """By name; only those with residents, or whose pace is known."""
@@ -85,6 +90,10 @@ class Ledger:
         """Take over the classes of a spec; what was seen of those that stay is kept."""
         self._expected = expectations(spec)
         self._method = rules_of(spec, spec.admission.policy).method
+        if spec.engine.block_size != self._block_size:
+            # What was seen was counted in other blocks.
+            self._estimators.clear()
+            self._rescale(self._block_size / spec.engine.block_size)
         self._block_size = spec.engine.block_size
         self._max_tokens = spec.model.max_model_len or math.inf
         self._estimators = {name: self._estimators.get(name) or ClassEstimator() for name in self._expected}
@@ -177,20 +186,26 @@ class Ledger:
         """A request ended; call before the table counts it."""
         if usage is not None:
             seconds = now - session.turn_started
-            if usage.completion_tokens >= MIN_PACE_TOKENS and seconds > 0:
+            # `turn_started` is that of the last turn: of an earlier one it says nothing.
+            sure = not session.overlapping and seconds >= MIN_PACE_SECONDS
+            if sure and usage.completion_tokens >= MIN_PACE_TOKENS:
                 books = self.engine(session.engine)
                 books.pace += PACE_WEIGHT * (usage.completion_tokens / seconds - books.pace)
             session.tokens = float(usage.prompt_tokens + usage.completion_tokens)
         self._see(session, session.tokens / self._block_size, now)
         # Chat templates may drop the reasoning of earlier answers: only the prompt is sure to come again.
-        session.cached_before = float(usage.prompt_tokens) if usage is not None else 0.0
+        known = usage is not None and not usage.estimated
+        session.cached_before = float(usage.prompt_tokens) if usage is not None and known else 0.0
 
     def look(self, session: Session, now: float) -> None:
         """Count what a resident session held since the last look, and what it holds now."""
         self._see(session, self._held(session, now), now)
 
     def look_around(self, now: float) -> None:
-        """Look at a part of the residents, another one each time."""
+        """Look at a part of the residents, another one each time, if it is time."""
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
         ticks = max(LOOK_TICKS, -(-len(self._table) // LOOKS))
         self._ticks += 1
         for session in islice(self._table, self._ticks % ticks, None, ticks):
@@ -233,6 +248,12 @@ class Ledger:
         books.shared.add(session.pieces)
         session.outlay = self._outlay(session, session.blocks, now)
         books.pot.replace(NOTHING, session.outlay)
+
+    def _rescale(self, factor: float) -> None:
+        for session in self._table:
+            session.peak_blocks *= factor
+            session.block_seconds *= factor
+            self._table.hold(session, session.blocks * factor)
 
     def _held(self, session: Session, now: float) -> float:
         tokens = session.tokens

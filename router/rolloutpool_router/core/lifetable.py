@@ -149,15 +149,14 @@ class LifeTable:
     ) -> None:
         """A session held `blocks` KV blocks on average between two ages, in seconds, and gained some."""
         self._turn_block_seconds += in_turn * blocks * max(0.0, age - since)
-        at = bucket_of(since)
-        per_second = gained / (age - since) if age > since else 0.0
+        at, whole = bucket_of(since), age - since
         while since < age:
             until = min(age, EDGES[at + 1]) if at + 1 < BUCKETS else age
             seconds = until - since
             self._exposure[at] += seconds
             self._block_seconds[at] += seconds * blocks
             self._square_seconds[at] += seconds * blocks * blocks
-            self._gained[at] += seconds * per_second
+            self._gained[at] += gained * (seconds / whole)
             since, at = until, at + 1
 
     def end(self, *, age: float) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 
 class ConsumedRing:
@@ -60,6 +60,10 @@ class Balance:
         """Samples behind (positive) or ahead (negative)."""
         return self._behind.get(class_name, 0.0)
 
+    def keep(self, names: Container[str]) -> None:
+        """Forget all other classes."""
+        self._behind = {name: debt for name, debt in self._behind.items() if name in names}
+
     def settle(
         self, class_name: str, shares: Mapping[str, float], *, samples: float, limit: float, keep: float = 1.0
     ) -> None:
@@ -90,6 +94,11 @@ class MixtureDebt:
     def __init__(self) -> None:
         self._entered = Balance()
         self._consumed = Balance()
+
+    def keep(self, names: Container[str]) -> None:
+        """Forget all other classes: one that comes back owes nothing."""
+        self._entered.keep(names)
+        self._consumed.keep(names)
 
     def entered(self, class_name: str, shares: Mapping[str, float], *, window: int) -> None:
         """A sample entered; `window` is the mixture's, in samples, `shares` those of the classes present."""

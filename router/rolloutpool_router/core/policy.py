@@ -30,6 +30,8 @@ class PolicyRules:
     """Sessions must fit the forecast of what all residents hold."""
     z: float
     """Margin of that forecast, in standard deviations."""
+    rescue: bool
+    """A class without an entry for too long goes before all others."""
     groups: bool
     """Samples of one prompt enter together."""
     parking: bool
@@ -71,6 +73,7 @@ def rules_of(spec: RolloutPoolSpec, policy: AdmissionPolicy) -> PolicyRules:
         ),
         pot=full and admission.chance_constraint,
         z=quantile(admission.safety),
+        rescue=(full and admission.chance_constraint) or hard,
         groups=full and admission.groups,
         parking=full and admission.parking,
         feasible_floors=full and admission.feasible_floors,

@@ -11,6 +11,8 @@ from collections.abc import Container
 from rolloutpool_api.serving import PressureSpec
 from rolloutpool_router.core.pressure import Interval, Pressure, step
 
+RESET_PART = 0.05
+"""Part of the expected tokens below which the engines' caches are taken to have been emptied on purpose."""
 INTERVAL_SECONDS = 10.0
 """How often the loop looks back, in seconds."""
 
@@ -33,6 +35,8 @@ class Retention:
         if now - self._stepped < INTERVAL_SECONDS:
             return
         self._stepped = now
+        if self._is_reset():
+            self._counts.clear()
         for engine in self._counts.keys() | self._pressures.keys():
             expected, found = self._counts.get(engine, (0.0, 0.0))
             seen = Interval(
@@ -40,6 +44,11 @@ class Retention:
             )
             self._pressures[engine] = step(self._pressures.get(engine, Pressure()), seen, spec)
         self._counts.clear()
+
+    def _is_reset(self) -> bool:
+        """Whether hardly anything was found anywhere: caches were emptied, as after new weights."""
+        expected = sum(expected for expected, _ in self._counts.values())
+        return expected > 0 and sum(found for _, found in self._counts.values()) < RESET_PART * expected
 
     def factor(self, engine: str) -> float:
         """Part of its protected blocks that sessions may fill."""

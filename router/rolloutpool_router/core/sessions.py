@@ -29,6 +29,8 @@ class Usage:
     """Tokens generated."""
     cached_tokens: int | None = None
     """Prompt tokens found in the prefix cache; None where the engine does not say."""
+    estimated: bool = False
+    """The engine said nothing: the numbers follow from bytes."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,6 +59,8 @@ class Session:
     """Requests that are being answered, or wait for an engine."""
     turn_started: float = 0.0
     """When its last turn began."""
+    overlapping: bool = False
+    """Several requests were in flight at once since the last time that there was none."""
     prompt_estimate: int = 0
     """Tokens that its last turn's prompt was thought to have."""
     cached_before: float = 0.0
@@ -162,6 +166,7 @@ class SessionTable:
     def begin_turn(self, session: str, *, now: float) -> None:
         """A request of the session starts."""
         current = self._sessions[session]
+        current.overlapping = current.in_flight > 0
         current.in_flight += 1
         current.turn_started = now
         self.busy(current)
@@ -188,6 +193,7 @@ class SessionTable:
         current.succeeded = current.succeeded or ok
         if current.in_flight > 0:
             return None
+        current.overlapping = False
         if current.ending or current.single or idle_seconds <= 0 or not current.succeeded:
             return self._remove(current)
         self._set_idle(current, now)

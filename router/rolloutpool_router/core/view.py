@@ -7,6 +7,7 @@ nothing, so the last good caps stay.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -79,6 +80,12 @@ class PoolView:
     def rules(self) -> PolicyRules:
         """What the policy in force and its switches demand."""
         return rules_of(self.spec, self.policy)
+
+    @cached_property
+    def longest_tokens(self) -> float:
+        """Most tokens of one sequence, as far as known: an engine takes none that its KV cannot hold."""
+        held = max((engine.capacity_blocks for engine in self.engines.values()), default=0)
+        return min(self.spec.model.max_model_len or math.inf, held * self.spec.engine.block_size or math.inf)
 
     @property
     def park_seconds(self) -> float | None:

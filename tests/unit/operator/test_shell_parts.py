@@ -9,9 +9,9 @@ import pytest
 from aiohttp import web
 
 from rolloutpool_api import labels
+from rolloutpool_api.moments import micro_time, rfc3339, unix_seconds
 from rolloutpool_operator.core.events import PoolEvent
 from rolloutpool_operator.core.liveness import WatchAudit
-from rolloutpool_api.moments import micro_time, rfc3339, unix_seconds
 from rolloutpool_operator.core.observed import PoolKey
 from rolloutpool_operator.core.rbac import CLUSTER, DISCOVERY, NAMESPACED, OPERATOR_NAMESPACE
 from rolloutpool_operator.core.watched import CHILDREN, POD
@@ -84,6 +84,8 @@ def test_capacity(text: str, tokens: int) -> None:
         "vllm:cache_config_info{ 1",
         'vllm:cache_config_info{num_gpu_blocks="x"} 1',
         INFO % (0, ',kv_cache_size_tokens="0"'),
+        INFO % (0, "") + "vllm:num_preemptions_total NaN\n",
+        INFO % (0, "") + "vllm:prefix_cache_hits_total +Inf\n",
     ],
 )
 def test_no_capacity(text: str) -> None:

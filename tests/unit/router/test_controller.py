@@ -280,7 +280,7 @@ def test_a_stalled_session_does_not_hold_up_those_whose_engine_is_back() -> None
     controller.fleet.failed(homes["s1"], now=0.55)
 
     assert [(e.session, e.engine) for e in controller.admit_waiting(0.6)] == [("s2", homes["s2"])]
-    assert names(controller.admit_waiting(10)) == ["s1"]
+    assert names(controller.tick(10).entered) == ["s1"]
 
 
 def test_an_engine_that_serves_takes_sessions_whatever_an_old_object_says() -> None:
@@ -373,6 +373,19 @@ def test_shrinking_caps_evict_nobody() -> None:
     for i in range(2):
         controller.end_turn(f"s{i}", now=1, ok=True)
     assert len(controller.admit_waiting(1)) <= 1
+
+
+def test_a_session_that_came_to_nothing_is_owed_again() -> None:
+    controller = controller_of()
+    enter(controller, "other", "agentic")
+    before = controller.debts()
+    enter(controller, "s", "rlvr")
+    entered = controller.debts()
+    controller.end_turn("s", now=1, ok=False)
+    enter(controller, "present", "rlvr")
+
+    assert entered["rlvr"] < before["rlvr"]
+    assert controller.debts() == pytest.approx(entered)
 
 
 def served_one_by_one(controller: AdmissionController, sessions: int) -> list[str]:

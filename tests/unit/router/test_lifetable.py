@@ -224,3 +224,9 @@ def test_whatever_was_seen_it_is_a_life(
     assert min(life.variance) >= 0
     assert life.deviation_blocks >= 0
     assert min(life.blocks) >= 0
+
+
+def test_what_is_gained_in_next_to_no_time_is_finite() -> None:
+    table = LifeTable()
+    table.see(since=0.0, age=5e-324, blocks=10.0, gained=10.0)
+    assert all(math.isfinite(growth) for growth in table.life(PriorLife(10.0, 1.0, 10.0), 8.0).growth)

@@ -303,3 +303,17 @@ def test_other_classes_may_use_what_it_held() -> None:
     assert controller.table.by_class["rlvr"] == 0
     assert names(controller.tick(10).entered) == ["big"]
     assert controller.table.parked("s") is not None
+
+
+def test_one_that_is_refused_again_and_again_does_not_expire_meanwhile() -> None:
+    controller = with_parked(maxWaiting=1)
+    arrive(controller, "other", "agentic", now=11)
+    for now in range(100, 1000, 100):
+        answer = arrive(controller, "s", "agentic", now=now)
+        assert isinstance(answer, Refusal)
+        assert answer.outcome is Outcome.QUEUE_FULL
+        controller.tick(now)
+
+    assert controller.table.parked("s") is not None
+    controller.tick(900 + 300)
+    assert controller.table.parked("s") is None

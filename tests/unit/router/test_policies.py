@@ -275,7 +275,7 @@ def test_an_engine_that_evicts_takes_less_unless_pressure_is_off() -> None:
         controller = switched(pressure={"enabled": enabled})
         enter(controller, "s", "agentic", prompt_tokens=9000)
         for now in (1.0, 2.0):
-            controller.end_turn("s", now=now, ok=True, usage=Usage(9000, 100, cached_tokens=0))
+            controller.end_turn("s", now=now, ok=True, usage=Usage(9000, 100, cached_tokens=1000))
             arrive(controller, "s", "agentic", now=now, prompt_tokens=9000)
         controller.tick(20)
         assert controller.occupancy.protected_blocks("e0") == (900 if enabled else 1000)

@@ -178,15 +178,23 @@ class TestRetention:
 
     def test_more_found_than_expected_makes_up_for_nothing(self) -> None:
         kept = Retention()
-        kept.count("e0", expected=4000, found=0)
+        kept.count("e0", expected=4000, found=500)
         kept.count("e0", expected=100, found=9000)
         kept.step(0, SPEC, ())
 
         assert kept.factor("e0") == 0.9
 
-    def test_it_recovers_while_nothing_is_said(self) -> None:
+    def test_caches_that_were_emptied_everywhere_are_no_eviction(self) -> None:
         kept = Retention()
         kept.count("e0", expected=5000, found=0)
+        kept.count("e1", expected=5000, found=300)
+        kept.step(0, SPEC, ())
+
+        assert (kept.factor("e0"), kept.factor("e1")) == (1.0, 1.0)
+
+    def test_it_recovers_while_nothing_is_said(self) -> None:
+        kept = Retention()
+        kept.count("e0", expected=5000, found=500)
         for at in range(6):
             kept.step(at * INTERVAL_SECONDS, SPEC, ())
 

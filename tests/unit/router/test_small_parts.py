@@ -162,10 +162,10 @@ CASES = [
         Usage(3, 2),
         id="stream-with-usage",
     ),
-    pytest.param(stream("{}", "{}", "{}", "[DONE]"), Usage(25, 3), id="stream-without"),
-    pytest.param(b'{"text": "' + b"x" * 78 + b'"}', Usage(25, 22), id="json-without"),
+    pytest.param(stream("{}", "{}", "{}", "[DONE]"), Usage(25, 3, estimated=True), id="stream-without"),
+    pytest.param(b'{"text": "' + b"x" * 78 + b'"}', Usage(25, 22, estimated=True), id="json-without"),
     pytest.param(b'{"usage": {"prompt_tokens": "many"}}', Usage(0, 0), id="odd-values"),
-    pytest.param(b'{"usage": {"prompt_tokens": 5', Usage(25, 7), id="cut-off"),
+    pytest.param(b'{"usage": {"prompt_tokens": 5', Usage(25, 7, estimated=True), id="cut-off"),
 ]
 
 

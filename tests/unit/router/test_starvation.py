@@ -196,7 +196,7 @@ def test_while_a_class_waits_others_overtake_it_a_bounded_number_of_times() -> N
 
 def test_pressure_keeps_no_session_out_of_an_empty_engine() -> None:
     found = world(caps=AMPLE)
-    found.submit(Sample("evicted", "agentic", (Turn(1, 9000, 16, gap_seconds=1),) * 8, cached_tokens=0))
+    found.submit(Sample("evicted", "agentic", (Turn(1, 9000, 16, gap_seconds=1),) * 8, cached_tokens=1000))
     found.run(10)
     assert found.controller.occupancy.protected_blocks("e0") < 1000
     found.run(20)
