@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from rolloutpool_router.core.queues import ClassQueue, Ticket
@@ -9,6 +10,10 @@ from rolloutpool_router.core.queues import ClassQueue, Ticket
 MOST_TOGETHER = 64
 """Samples of one prompt that enter in a row; without a bound, one prompt sampled for ever would go before
 all other classes."""
+
+
+PRESENT_SECONDS = 10.0
+"""How long a class counts as present after its last request was in flight or waiting, in seconds."""
 
 
 @dataclass(slots=True)
@@ -43,10 +48,25 @@ class ClassState:
     counters: ClassCounters = field(default_factory=ClassCounters)
     turn_since: float = 0.0
     """Since when sessions of the class wait without an entry, in seconds; of no meaning while none waits."""
+    wanted_at: float = -math.inf
+    """When a request of the class was last in flight or waiting, in seconds."""
     together: Together | None = None
     """What the samples of the prompt that entered last are to do."""
     estimate_factor: float = 1.0
     """True prompt tokens, per estimated one."""
+
+    def see(self, now: float, *, running: int) -> None:
+        """Look at the class; `running` are its requests in flight."""
+        if running or len(self.queue):
+            self.wanted_at = now
+
+    def is_present(self, now: float) -> bool:
+        """Whether the class takes part in the mixture now.
+
+        Sessions that only idle do not make it so: clients that never come back would hold all other classes
+        up until their sessions expire.
+        """
+        return now - self.wanted_at <= PRESENT_SECONDS
 
     def goes_with(self, ticket: Ticket) -> str | None:
         """The engine that a waiting sample follows the others of its prompt to."""

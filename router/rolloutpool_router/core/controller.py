@@ -55,7 +55,7 @@ class AdmissionController:
             started: when this router started, in seconds of the clock that gives `now`.
         """
         self._rng = rng
-        self._started = started
+        self._started = self._now = started
         self._changed = True
         self._engines_may_be_back = True
         self.view: PoolView | None = None
@@ -110,6 +110,7 @@ class AdmissionController:
 
         A session that is open or waits stays what it is, whatever class this request says.
         """
+        self._now = now
         known = self.class_of(arrival.session)
         if known in self.classes:
             arrival = replace(arrival, class_name=known)
@@ -163,6 +164,7 @@ class AdmissionController:
 
     def admit_waiting(self, now: float) -> list[Entered]:
         """Let in every waiting session that may enter now; all its waiting requests go with it."""
+        self._now = now
         entered = self._unstall(now)
         if not self._changed:
             return entered
@@ -188,6 +190,7 @@ class AdmissionController:
 
     def end_turn(self, session: str, *, now: float, ok: bool, usage: Usage | None = None) -> None:
         """A request that had entered ended; `ok`: its answer was 2xx and complete."""
+        self._now = now
         current = self.table.get(session)
         if current is None or self.view is None:
             return
@@ -228,6 +231,7 @@ class AdmissionController:
 
     def tick(self, now: float) -> Ticked:
         """Once a second or so: sessions expire and are parked, estimates follow, engines come back."""
+        self._now = now
         if self.view is None:
             return Ticked([], [])
         self._count_ended(self.table.expire(now=now, idle_seconds=self.view.idle_seconds), now)
@@ -398,16 +402,11 @@ class AdmissionController:
         self.fleet.prefixes.record(ticket.prefix, engine)
 
     def _present(self, *also: str) -> dict[str, float]:
-        """Shares of the classes that have or want sessions, and of those named."""
-        workloads = self.view.workloads if self.view is not None else {}
-        return {
-            name: workload.share
-            for name, workload in workloads.items()
-            if name in also
-            or len(self.classes[name].queue)
-            or self.table.by_class[name]
-            or self.table.parked_by_class[name]
-        }
+        """Shares of the classes that run or want requests, or did a moment ago, and of those named."""
+        for name, state in self.classes.items():
+            state.see(self._now, running=self.table.running_by_class[name])
+        shares = self.view.shares if self.view is not None else {}
+        return {n: share for n, share in shares.items() if n in also or self.classes[n].is_present(self._now)}
 
     def _place_now(
         self, class_name: str, prefix: Sequence[bytes], now: float, *, avoid: Collection[str]

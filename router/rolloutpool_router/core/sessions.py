@@ -108,6 +108,8 @@ class SessionTable:
         self.by_class: Counter[str] = Counter()
         """Residents by class, over all engines."""
         self.parked_by_class: Counter[str] = Counter()
+        self.running_by_class: Counter[str] = Counter()
+        """Requests in flight, by class."""
 
     def __len__(self) -> int:
         """Open sessions."""
@@ -168,6 +170,7 @@ class SessionTable:
         current = self._sessions[session]
         current.overlapping = current.in_flight > 0
         current.in_flight += 1
+        self.running_by_class[current.class_name] += 1
         current.turn_started = now
         self.busy(current)
 
@@ -190,6 +193,7 @@ class SessionTable:
         """
         current = self._sessions[session]
         current.in_flight -= 1
+        self._uncount(self.running_by_class, current.class_name)
         current.succeeded = current.succeeded or ok
         if current.in_flight > 0:
             return None

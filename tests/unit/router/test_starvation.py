@@ -286,3 +286,17 @@ def test_whatever_comes_no_class_waits_longer_than_the_bound_without_an_entry(
     found.every_second = look
     come(0)
     found.run(80)
+
+
+def test_sessions_that_only_idle_hold_no_other_class_up() -> None:
+    """Clients that never come back, or are all in long tool calls, leave the engines to the others."""
+    found = world(caps=AMPLE, blocks=20_000, starvationSeconds=10_000)
+    for number in range(12):
+        found.submit(Sample(f"hung-{number}", "agentic", (Turn(1, 500, 20, gap_seconds=1e6), Turn(1))))
+    found.run(5)
+    for number in range(120):
+        found.submit(Sample(f"s{number}", "rlhf", (Turn(1, 500, 20),)))
+
+    found.run(40)
+
+    assert sum(sample.class_name == "rlhf" for sample in found.finished) == 120
