@@ -157,6 +157,7 @@ class EngineSpec(ApiModel):
     kv_transfer: KvTransfer = KvTransfer()
     """KV transfer between prefill and decode engines."""
     kv_offload: KvOffload | None = None
-    """CPU memory as a second KV tier. Validated; its effect comes with a later version."""
+    """CPU memory as a second KV tier of engines that both prefill and decode (vLLM's offloading is a KV
+    connector of its own, so prefill and decode engines that transfer KV have none)."""
     rl: RlSpec = RlSpec()
     """Endpoints for weight synchronisation."""

@@ -193,6 +193,10 @@ def _run(request: Request, *, workers: int, folder: Path) -> None:
     # Loading matplotlib takes a while, which no other command should wait for.
     from rolloutpool_cli.simulate.files import versions, write_outcome
 
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        fail(f"cannot write results there: {error}: give another folder with --output")
     experiment, jobs = request.experiment, request.jobs
     progress().print(f"{experiment.name}: {len(jobs)} runs, {min(workers, len(jobs))} at once")
     began = time.monotonic()

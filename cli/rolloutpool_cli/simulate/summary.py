@@ -54,14 +54,19 @@ def summarise(
         metric: name of the measure that is divided, and by which tuned values are chosen.
     """
     best: dict[tuple[str, str], tuple[float, Cell]] = {}
+    tried: dict[tuple[str, str], set[int]] = {}
     for cell in cells:
-        found = estimate(list(metric_by_seed(cell, results, metric).values()))
+        reached = list(metric_by_seed(cell, results, metric).values())
+        found = estimate(reached)
         place = (cell.variant, cell.load)
+        tried.setdefault(place, set()).add(len(reached))
         if found is not None and (place not in best or found.mean > best[place][0]):
             best[place] = (found.mean, cell)
     rows = []
     for (variant, load), (_, cell) in best.items():
-        base = best.get((baselines[variant], load))
+        # A baseline that is still being tuned, as after Ctrl-C, is none.
+        against = (baselines[variant], load)
+        base = best.get(against) if len(tried.get(against, ())) == 1 else None
         ratio = _ratio(cell, base[1], results, metric) if base else None
         rows.append(_row(cell, results, ratio))
     return tuple(rows)

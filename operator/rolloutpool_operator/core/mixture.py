@@ -112,7 +112,7 @@ def _drifting(
     holds = enough and mixture.drift_percentage_points > limit
     words = (
         f"drift {mixture.drift_percentage_points:.1f} percentage points over {mixture.window} samples, "
-        f"tolerance {tolerance:g}"
+        f"tolerance {tolerance:g}" + ("" if enough else ": too few samples to judge")
     )
     reason = reasons.BEYOND_TOLERANCE if holds else reasons.WITHIN_TOLERANCE
     return condition(ConditionType.MIXTURE_DRIFTING, holds, reason, words, generation)

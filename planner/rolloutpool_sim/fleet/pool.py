@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from rolloutpool_sim.fleet.scenario import Scenario
     from rolloutpool_sim.fleet.workload import Workload
 
+LONGEST_GAP_SECONDS = 86_400.0
+"""Longest mean tool gap that a spec's priors can tell, in seconds."""
 TYPICAL_GROUPS = 128
 """Groups that are drawn to find out what a class's sessions look like."""
 IDLE_SECONDS = 3600.0
@@ -51,7 +53,7 @@ def true_priors(workload: Workload, samples: Sequence[Sample]) -> Priors:
         output_tokens=_tokens(turn.output_tokens for turn in turns),
         turn_tokens=round(_mean([turn.added_tokens for turn in later])),
         turns=max(1, round(len(turns) / len(samples))),
-        tool_gap_seconds=_mean([turn.gap_seconds for turn in later]),
+        tool_gap_seconds=min(_mean([turn.gap_seconds for turn in later]), LONGEST_GAP_SECONDS),
         samples_per_prompt=workload.group_size,
     )
 

@@ -55,10 +55,12 @@ class ClassState:
     estimate_factor: float = 1.0
     """True prompt tokens, per estimated one."""
 
-    def see(self, now: float, *, running: int) -> None:
-        """Look at the class; `running` are its requests in flight."""
+    def see(self, now: float, *, running: int, sessions: int) -> None:
+        """Look at the class: its requests in flight, and its sessions, resident or parked."""
         if running or len(self.queue):
             self.wanted_at = now
+        elif not sessions:
+            self.wanted_at = -math.inf
 
     def is_present(self, now: float) -> bool:
         """Whether the class takes part in the mixture now.

@@ -404,7 +404,8 @@ class AdmissionController:
     def _present(self, *also: str) -> dict[str, float]:
         """Shares of the classes that run or want requests, or did a moment ago, and of those named."""
         for name, state in self.classes.items():
-            state.see(self._now, running=self.table.running_by_class[name])
+            sessions = self.table.by_class[name] + self.table.parked_by_class[name]
+            state.see(self._now, running=self.table.running_by_class[name], sessions=sessions)
         shares = self.view.shares if self.view is not None else {}
         return {n: share for n, share in shares.items() if n in also or self.classes[n].is_present(self._now)}
 

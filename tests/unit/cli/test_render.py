@@ -123,7 +123,7 @@ def running() -> RolloutPool:
         pytest.param("  decode  1/2    2        r1", id="role"),
         pytest.param("  Drift:     1.3 pp over the last 480 samples (tolerated: 3 pp)", id="drift"),
         pytest.param(
-            "  rlvr   50.0%   51.2%     40   12      3        4s      -5    14 blocks  6s         37%"
+            "  rlvr   50.0%   51.2%     40   12      0       3        4s      -5    14 blocks  6s         37%"
             "     Blend",
             id="class",
         ),

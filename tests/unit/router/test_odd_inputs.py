@@ -172,8 +172,7 @@ class TestNobodyWaitsForEver:
                 blocks=BLOCKS,
             )
         )
-        enter(controller, "stays", "agentic", prompt_tokens=160)
-        controller.end_turn("stays", now=0, ok=True)
+        enter(controller, "stays", "agentic", prompt_tokens=160)  # Its answer never ends.
         answers: list[object] = [Entered("", "", "")]
         while isinstance(answers[-1], Entered):
             session = f"s{len(answers)}"
