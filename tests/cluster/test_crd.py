@@ -19,7 +19,7 @@ REFUSED_BY_SCHEMA = [
     pytest.param({"workloads": []}, "spec.workloads", id="no workloads"),
     pytest.param({"workloads": [{"name": "A_b", "share": 1}]}, "spec.workloads[0].name", id="class name"),
     pytest.param({"planning__mode": "Sometimes"}, '"Auto", "Aggregated"', id="mode lists the modes"),
-    pytest.param({"router__replicas": 2}, "spec.router.replicas", id="more routers than supported"),
+    pytest.param({"router__replicas": 9}, "spec.router.replicas", id="more routers than supported"),
     pytest.param({"gpus__bugdet": 2}, 'unknown field "spec.gpus.bugdet"', id="misspelt field"),
     pytest.param({"workloads": [WORKLOAD, WORKLOAD]}, "Duplicate value", id="class twice"),
 ]
