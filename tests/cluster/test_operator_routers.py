@@ -80,7 +80,7 @@ def test_several_routers_may_not_be_evicted_together(world: Routers) -> None:
 
 
 def test_sessions_go_on_when_a_router_is_killed(world: Routers) -> None:
-    sessions = [f"session-{number}" for number in range(12)]
+    sessions = [f"session-{number}" for number in range(40)]
     with (
         world.cluster.forward(NAMESPACE, f"{POOL}-router", 80) as url,
         ThreadPoolExecutor(8) as threads,

@@ -73,8 +73,8 @@ async def test_emulated_engines_hand_over_their_blocks(client: aiohttp.ClientSes
         *("--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'),
     )
     async with (
-        running_server(*flags, time_scale=200.0) as prefill,
-        running_server(*flags, time_scale=200.0) as decode,
+        running_server(*flags, time_scale=20.0) as prefill,
+        running_server(*flags, time_scale=20.0) as decode,
         running_router(tmp_path / "pool.json", pd_pool(d=decode.url, p=prefill.url)) as router,
     ):
         answers = await asyncio.gather(*(post(client, router.url) for _ in range(12)))
@@ -98,8 +98,8 @@ async def test_several_samples_are_prefilled_where_they_are_decoded(
         *("--kv-transfer-config", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}'),
     )
     async with (
-        running_server(*flags, time_scale=200.0) as prefill,
-        running_server(*flags, time_scale=200.0) as decode,
+        running_server(*flags, time_scale=20.0) as prefill,
+        running_server(*flags, time_scale=20.0) as decode,
         running_router(tmp_path / "pool.json", pd_pool(d=decode.url, p=prefill.url)) as router,
     ):
         group = {"model": "m", "messages": [{"role": "user", "content": "hello"}], "n": 3, "max_tokens": 4}
