@@ -66,7 +66,7 @@ def test_nothing_is_left_when_reporting_stops_it() -> None:
 
 
 def test_progress_without_a_terminal_is_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    runs = run_shown(jobs(12), simulate=broken, workers=2, console=Console())
+    runs = run_shown(jobs(12), simulate=broken, workers=1, console=Console())
     assert capsys.readouterr().out.splitlines() == ["10 of 12 runs, 5 failed", "12 of 12 runs, 6 failed"]
     assert (len(runs.results), len(runs.failures), runs.interrupted) == (6, 6, False)
     assert runs.done == 12
