@@ -59,6 +59,8 @@ class SnapshotClass(StatusModel):
     """Finished sessions behind them."""
     consumed: Count = 0
     """Finished sessions in the mixture's window."""
+    debt: Annotated[float, Field(allow_inf_nan=False)] = 0.0
+    """Samples behind the target mixture (negative: ahead), as this router orders entries by."""
     finished_total: Count = 0
     """Finished sessions since the router started."""
     adopted_total: Count = 0

@@ -149,7 +149,7 @@ class ClassAdmission(StatusModel):
     block_second_share: Count = 0
     """Part of the demand in block-seconds (N k T), in percent."""
     debt: int = 0
-    """Samples behind the target (positive) or ahead of it (negative) over the mixture's window."""
+    """Samples behind the target (positive) or ahead of it (negative): who is furthest behind enters next."""
     source: Name = "Priors"
     """Where footprint and residency come from: Priors, Observed, or a Blend."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import TypeVar
 
 from rolloutpool_api.planning import Role
@@ -19,22 +20,13 @@ from rolloutpool_operator.memory import EngineReading, Memories, PoolMemory
 from rolloutpool_operator.platform import Clock, Platform, PlatformError, StatusConflict
 from rolloutpool_operator.reader import Reader, ReadError
 from rolloutpool_operator.reporting import write_status
-from rolloutpool_router.core.control import (
-    EngineCapacity,
-    compute_admission,
-    matters,
-    merge_snapshots,
-    next_revision,
-)
-from rolloutpool_router.core.grants import seen, wrote
-from rolloutpool_router.core.pressure import CALM, Pressure, interval, step
-from rolloutpool_router.core.roster import alive, looked
-from rolloutpool_router.core.sharing import share, shares_matter
+from rolloutpool_router.core.control import EngineCapacity
+from rolloutpool_router.core.grants import wrote
+from rolloutpool_router.core.pressure import CALM, INTERVAL_SECONDS, Pressure, interval, step
+from rolloutpool_router.core.proposal import propose
 
 PERIOD_SECONDS = 2.0
 """Least time between two status writes of one pool."""
-METRICS_SECONDS = 10.0
-"""How often an engine's metrics are read, in seconds: one interval of the pressure loop."""
 CAPS_EVENT_SECONDS = 60.0
 """Least time between two Events about a pool's caps, in seconds."""
 CONCURRENT_READS = 64
@@ -66,7 +58,8 @@ async def admission_tick(
     memory.report = report
     written = await write_status(platform, memory, clock=clock, events=_caps_events(memory, clock()))
     if report.admission is not None and memory.stored.admission == report.admission:
-        memory.history = wrote(memory.history, report.admission)
+        history = wrote(memory.remembered.history, report.admission)
+        memory.remembered = replace(memory.remembered, history=history)
     return written
 
 
@@ -130,32 +123,26 @@ def _report(
     stored = memory.stored
     admission, mixture = stored.admission, stored.mixture
     engines = _capacities(observed, spec, memory)
-    seen_routers = [(router.name, router.url, router.ready) for router in observed.routers]
-    memory.roster = looked(memory.roster, seen_routers, answers, now=now)
-    routers = alive(memory.roster, now=now)
-    # A router that does not answer once is still there: its last word counts until it is gone.
-    snapshots = [router.snapshot for router in routers if router.snapshot is not None]
-    memory.history = seen(memory.history, stored.admission)
-    if answers and engines:
-        merged = merge_snapshots([workload.name for workload in spec.workloads], snapshots)
-        known = memory.report.admission.revision if memory.report.admission else 0
-        together = compute_admission(
-            spec,
-            merged=merged,
-            engines=engines,
-            revision=next_revision(stored.admission, snapshots, known),
-            now=now,
-            park_idle_seconds=round(park_seconds(observed, spec)),
-        )
-        fresh = share(together, routers=routers, replicas=spec.router.replicas, history=memory.history)
-        if matters(fresh, stored.admission, now=now) or shares_matter(fresh, stored.admission):
-            admission, mixture = fresh, mixture_status(spec, merged)
+    proposal = propose(
+        spec,
+        stored=stored.admission,
+        remembered=memory.remembered,
+        routers=[(router.name, router.url, router.ready) for router in observed.routers],
+        answers=answers,
+        engines=engines,
+        now=now,
+        known_revision=memory.report.admission.revision if memory.report.admission else 0,
+        park_idle_seconds=round(park_seconds(observed, spec)),
+    )
+    memory.remembered = proposal.remembered
+    if proposal.admission is not None:
+        admission, mixture = proposal.admission, mixture_status(spec, proposal.merged)
     conditions = informational(
         spec,
         admission=admission,
         mixture=mixture,
         trouble=_trouble(observed, memory),
-        snapshots=snapshots,
+        snapshots=proposal.snapshots,
         before=stored.conditions,
         generation=observed.generation,
         now=now,
@@ -286,5 +273,5 @@ def _due(engine: EngineFacts, reading: EngineReading, now: float) -> bool:
     return (
         not reading.capacity_blocks
         or reading.revision != engine.revision
-        or now - reading.read_at >= METRICS_SECONDS
+        or now - reading.read_at >= INTERVAL_SECONDS
     )

@@ -16,9 +16,8 @@ from rolloutpool_operator.core.events import PoolEvent
 from rolloutpool_operator.core.observed import Observed, PoolKey
 from rolloutpool_operator.core.status import AdmissionReport, Structure
 from rolloutpool_planner.inputs import PlannerInputs
-from rolloutpool_router.core.grants import History
 from rolloutpool_router.core.pressure import CALM, EngineTotals, Pressure
-from rolloutpool_router.core.roster import Roster
+from rolloutpool_router.core.proposal import Remembered
 
 REPEAT_SECONDS = 300.0
 """The same Event is not told again within this time, in seconds."""
@@ -26,6 +25,9 @@ MAX_TOLD = 64
 """Most Events remembered for that."""
 MAX_STATUSES = 8
 """Most statuses remembered, to know one's own when a watch delivers it late."""
+
+
+NOTHING_REMEMBERED = Remembered()
 
 
 @dataclass(frozen=True)
@@ -77,10 +79,8 @@ class PoolMemory:
     readings: dict[str, EngineReading] = field(default_factory=dict)
     router_failures: dict[str, int] = field(default_factory=dict)
     """Failed reads in a row, by router."""
-    roster: Roster | None = None
-    """The routers as last seen; None before the first look."""
-    history: History = ()
-    """The caps written lately: what routers may still enforce."""
+    remembered: Remembered = NOTHING_REMEMBERED
+    """Routers and caps as of the last look."""
     announced: dict[str, int] = field(default_factory=dict)
     """Caps by class as of the last Event about them."""
     announced_at: float = 0.0

@@ -3,29 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import AdmissionStatus
 from rolloutpool_api.v1alpha1 import RolloutPool
-from rolloutpool_router.core.control import (
-    EngineCapacity,
-    compute_admission,
-    matters,
-    merge_snapshots,
-    next_revision,
-)
-from rolloutpool_router.core.grants import History, seen, wrote
-from rolloutpool_router.core.pressure import CALM, EngineTotals, Pressure, interval, step
-from rolloutpool_router.core.roster import Roster, alive, looked
-from rolloutpool_router.core.sharing import share, shares_matter
+from rolloutpool_router.core.control import EngineCapacity
+from rolloutpool_router.core.grants import wrote
+from rolloutpool_router.core.pressure import CALM, INTERVAL_SECONDS, EngineTotals, Pressure, interval, step
+from rolloutpool_router.core.proposal import Remembered, propose
 from rolloutpool_sim.fleet.engines import Engines
 from rolloutpool_sim.fleet.pool import pool_object
 from rolloutpool_sim.fleet.scenario import Operator
 from rolloutpool_sim.profile import break_even_seconds
-
-METRICS_SECONDS = 10.0
-"""How often an engine's counters are read, in seconds, as the operator does."""
 
 
 class ControlLoop:
@@ -41,8 +32,7 @@ class ControlLoop:
         self._readings: Mapping[str, EngineTotals] = engines.readings()
         self._pressures: dict[str, Pressure] = dict.fromkeys(engines.names, CALM)
         self._stored: AdmissionStatus | None = None
-        self._roster: Roster | None = None
-        self._history: History = ()
+        self._remembered = Remembered()
         self._ready: tuple[bool, ...] | None = None
 
     @property
@@ -74,17 +64,13 @@ class ControlLoop:
             now: seconds.
         """
         self._read(engines, now)
-        answers = {snapshot.router: snapshot for snapshot in snapshots}
-        self._roster = looked(
-            self._roster, [(name, f"http://{name}", True) for name in answers], answers, now=now
-        )
-        routers = alive(self._roster, now=now)
-        known = [router.snapshot for router in routers if router.snapshot is not None]
-        self._history = seen(self._history, self._stored)
         ready = tuple(name in engines for name in self._pressures)
-        fresh = compute_admission(
+        proposal = propose(
             self._spec,
-            merged=merge_snapshots([workload.name for workload in self._spec.workloads], known),
+            stored=self._stored,
+            remembered=self._remembered,
+            routers=[(snapshot.router, f"http://{snapshot.router}", True) for snapshot in snapshots],
+            answers={snapshot.router: snapshot for snapshot in snapshots},
             engines=[
                 EngineCapacity(
                     name=name,
@@ -95,24 +81,23 @@ class ControlLoop:
                 )
                 for name, pressure in self._pressures.items()
             ],
-            revision=next_revision(self._stored, snapshots, 0),
             now=now,
             park_idle_seconds=self._park_seconds,
         )
-        fresh = share(fresh, routers=routers, replicas=self._spec.router.replicas, history=self._history)
-        worth = matters(fresh, self._stored, now=now) or shares_matter(fresh, self._stored)
-        if not worth and ready == self._ready:
+        self._remembered = proposal.remembered
+        if proposal.admission is None and ready == self._ready:
             return None
         self._ready = ready
-        if worth:
-            self._stored = fresh
-            self._history = wrote(self._history, fresh)
+        if proposal.admission is not None:
+            self._stored = proposal.admission
+            history = wrote(self._remembered.history, self._stored)
+            self._remembered = replace(self._remembered, history=history)
         names = list(self._pressures)
         return pool_object(self._spec, engines=names, ready=ready, admission=self._stored)
 
     def _read(self, engines: Mapping[str, EngineTotals], now: float) -> None:
         """Step the pressure of each engine that is up, if an interval is over."""
-        if now - self._read_at < METRICS_SECONDS:
+        if now - self._read_at < INTERVAL_SECONDS:
             return
         self._read_at = now
         for name, totals in engines.items():

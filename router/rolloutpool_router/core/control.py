@@ -23,7 +23,6 @@ from rolloutpool_api.status import (
 from rolloutpool_router.core.caps import CapInputs, CapResult, ClassDemand, compute_caps
 from rolloutpool_router.core.demand import SessionCost, prior_cost, queue_share
 from rolloutpool_router.core.estimates import Source
-from rolloutpool_router.core.mixture import debts
 from rolloutpool_router.core.policy import PolicyRules, rules_of
 from rolloutpool_router.core.pressure import CALM, Pressure
 
@@ -68,6 +67,8 @@ class ClassView:
     observations: int = 0
     consumed: int = 0
     """Finished sessions in the mixture's window."""
+    debt: float = 0.0
+    """Samples behind the target mixture (negative: ahead), as the routers order entries by."""
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,7 @@ def compute_admission(
         if rules.parking
         else 0,
         engines=[_engine_status(rules, engine, results[engine.name], merged) for engine in engines],
-        classes=[_class_status(spec, name, merged, costs[name], demand, results.values()) for name in costs],
+        classes=[_class_status(name, merged, costs[name], demand, results.values()) for name in costs],
     )
 
 
@@ -165,7 +166,6 @@ def _cap_inputs(
     costs: Mapping[str, SessionCost],
 ) -> CapInputs:
     own_blocks = engine.capacity_blocks if engine.ready else 0
-    behind = _debts(spec, merged)
     classes = []
     for workload in spec.workloads:
         view = merged.classes[workload.name]
@@ -177,7 +177,7 @@ def _cap_inputs(
                 sessions=resident + queue_share(view.waiting, own_blocks, ready_blocks),
                 footprint_blocks=costs[workload.name].footprint_blocks,
                 residency_seconds=costs[workload.name].residency_seconds,
-                debt=behind[workload.name],
+                debt=view.debt,
             )
         )
     protected = rules.protected_blocks(engine.capacity_blocks, engine.pressure.factor)
@@ -203,6 +203,7 @@ def _class_view(name: str, snapshots: Sequence[AdmissionSnapshot]) -> ClassView:
         source=sources.pop() if len(sources) == 1 else Source.BLEND if sources else Source.PRIORS,
         observations=sum(item.observations for item in found),
         consumed=sum(item.consumed for item in found),
+        debt=sum(item.debt for item in found),
     )
 
 
@@ -235,7 +236,6 @@ def _engine_status(
 
 
 def _class_status(
-    spec: RolloutPoolSpec,
     name: str,
     merged: Merged,
     cost: SessionCost,
@@ -254,15 +254,9 @@ def _class_status(
         footprint_blocks=round(cost.footprint_blocks),
         residency_seconds=round(cost.residency_seconds),
         block_second_share=round(100 * demand[name] / total) if total > 0 else 0,
-        debt=round(_debts(spec, merged)[name]),
+        debt=round(view.debt),
         source=view.source,
     )
-
-
-def _debts(spec: RolloutPoolSpec, merged: Merged) -> dict[str, float]:
-    """Samples that each class is behind its share of those consumed; negative: ahead."""
-    target = {workload.name: workload.share for workload in spec.workloads}
-    return debts(target, {name: view.consumed for name, view in merged.classes.items()})
 
 
 def _frame(status: AdmissionStatus) -> object:

@@ -58,7 +58,7 @@ class Method:
 
 
 class ClassEstimator:
-    """What is known of one class's sessions. Memory is bounded; `see` and `end` cost O(1)."""
+    """What is known of one class's sessions. Memory is bounded; `end` costs O(1)."""
 
     def __init__(self) -> None:
         self.table = LifeTable()

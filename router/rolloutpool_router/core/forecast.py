@@ -82,7 +82,7 @@ def outlook(life: Life, ahead: Numbers) -> Outlook:
 def _step(life: Life, at: int, seconds: float) -> tuple[float, float, float]:
     if seconds <= 0:
         return 1.0, 0.0, 0.0
-    _, variance = life.holding(MIDDLES[at] + seconds)
+    variance = life.variance_at(MIDDLES[at] + seconds)
     here = life.surviving(MIDDLES[at])
     survival = life.surviving(MIDDLES[at] + seconds) / here if here > LEAST_SURVIVAL else 0.5
     return min(1.0, survival), _gain(life, at, seconds), max(0.0, variance - life.variance[at])

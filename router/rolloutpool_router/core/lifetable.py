@@ -107,16 +107,12 @@ class Life:
         part = min(1.0, (age - EDGES[at]) / WIDTHS[at])
         return float(here * (after / here) ** part)
 
-    def holding(self, age: float) -> tuple[float, float]:
-        """Mean and variance of the blocks held at an age in seconds, linear between middles of buckets."""
+    def variance_at(self, age: float) -> float:
+        """Variance of the blocks held at an age in seconds, linear between middles of buckets."""
         after = min(max(bisect_right(MIDDLES, age), 1), BUCKETS - 1)
         begin, end = MIDDLES[after - 1], MIDDLES[after]
         part = min(max((age - begin) / (end - begin), 0.0), 1.0)
-        mean, spread = (
-            values[after - 1] + part * (values[after] - values[after - 1])
-            for values in (self.blocks, self.variance)
-        )
-        return mean, spread
+        return self.variance[after - 1] + part * (self.variance[after] - self.variance[after - 1])
 
 
 class LifeTable:

@@ -1,4 +1,4 @@
-"""The consumed mixture: the classes of the last finished sessions, and how far they are from the target."""
+"""The mixture: what was consumed of late, how far that is from the target, and which class is owed."""
 
 from __future__ import annotations
 
@@ -134,9 +134,3 @@ def drift_percentage_points(target: Mapping[str, float], consumed: Mapping[str, 
         return 0.0
     names = target.keys() | consumed.keys()
     return 50.0 * sum(abs(target.get(name, 0.0) - consumed.get(name, 0.0)) for name in names)
-
-
-def debts(target: Mapping[str, float], counts: Mapping[str, float]) -> dict[str, float]:
-    """Samples that each class of the target is behind it (positive) or ahead of it (negative)."""
-    total = sum(counts.get(name, 0) for name in target)
-    return {name: share * total - counts.get(name, 0) for name, share in target.items()}

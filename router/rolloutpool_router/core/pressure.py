@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from rolloutpool_api.serving import PressureSpec
 
+INTERVAL_SECONDS = 10.0
+"""How often engines and answers are looked at for signs of pressure, in seconds."""
 REFERENCE_FADE = 0.02
 """Part by which the healthy hit rate moves towards the present one per interval."""
 MIN_TOKENS = 2_000

@@ -9,12 +9,10 @@ from __future__ import annotations
 from collections.abc import Container
 
 from rolloutpool_api.serving import PressureSpec
-from rolloutpool_router.core.pressure import Interval, Pressure, step
+from rolloutpool_router.core.pressure import INTERVAL_SECONDS, Interval, Pressure, step
 
 RESET_PART = 0.05
 """Part of the expected tokens below which the engines' caches are taken to have been emptied on purpose."""
-INTERVAL_SECONDS = 10.0
-"""How often the loop looks back, in seconds."""
 
 
 class Retention:

@@ -56,6 +56,7 @@ def _class(controller: AdmissionController, name: str, state: ClassState, now: f
         source=books.source if books is not None else Source.PRIORS,
         observations=controller.ledger.finished(name),
         consumed=controller.consumed.counts[name],
+        debt=controller.debts()[name],
         finished_total=state.counters.finished,
         adopted_total=state.counters.adopted,
         rejected_total=state.counters.rejected,

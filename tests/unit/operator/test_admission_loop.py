@@ -9,7 +9,6 @@ from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.status import RolloutPoolStatus
 from rolloutpool_operator.admission_loop import (
     CAPS_EVENT_SECONDS,
-    METRICS_SECONDS,
     AdmissionLoop,
     admission_tick,
 )
@@ -19,7 +18,7 @@ from rolloutpool_operator.memory import Memories, PoolMemory
 from rolloutpool_operator.platform import StatusConflict
 from rolloutpool_operator.reconcile import reconcile_once
 from rolloutpool_operator.testing import FakeClock, FakePlatform, FakeReader
-from rolloutpool_router.core.pressure import EngineTotals
+from rolloutpool_router.core.pressure import INTERVAL_SECONDS, EngineTotals
 from rolloutpool_testkit.manifests import pool_manifest
 
 MANUAL = {"mode": "Manual", "replicas": [{"role": "aggregated", "replicas": 2}]}
@@ -229,7 +228,7 @@ class TestPressure:
             )
             world.reader.totals[first] = counted
             world.enforced()
-            await world.tick(METRICS_SECONDS)
+            await world.tick(INTERVAL_SECONDS)
         admission = world.status.admission
         assert admission is not None
         return [(engine.pressure, engine.protected_blocks) for engine in admission.engines]
@@ -262,7 +261,7 @@ class TestPressure:
         await self.after(world, self.HEALTHY, self.EVICTING)
         world.reader.totals[f"http://{ENGINES[0]}:8000"] = EngineTotals(5_000, 4_000, 0, 0.1)
         world.enforced()
-        await world.tick(METRICS_SECONDS)
+        await world.tick(INTERVAL_SECONDS)
         assert world.status.admission is not None
         assert world.status.admission.engines[0].pressure == 8
 

@@ -167,9 +167,10 @@ def test_means_of_routers_are_weighted_by_observations() -> None:
     assert merge_snapshots(NAMES, [one, two]).classes["rlvr"].cost.footprint_blocks == 20.0
 
 
-def test_debt() -> None:
-    found = compute(snapshot(consumed=100)).classes
-    assert [item.debt for item in found] == [-50, 30, 20]
+def test_the_debt_shown_is_that_which_routers_order_entries_by() -> None:
+    assert compute(snapshot(debt=-50.4)).classes[0].debt == -50
+    both = merge_snapshots(NAMES, [snapshot(debt=-20.25), snapshot(debt=3.0)])
+    assert both.classes["rlvr"].debt == -17.25
 
 
 @pytest.mark.parametrize("policy", list(AdmissionPolicy))

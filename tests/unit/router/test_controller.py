@@ -453,6 +453,8 @@ def test_the_snapshot_shows_what_happened() -> None:
     assert (rlvr.source, rlvr.observations, rlhf.source, rlhf.observations) == ("Blend", 1, "Priors", 0)
     assert 0 < rlvr.residency_seconds < rlhf.residency_seconds, "one of 10 s was seen"
     assert (agentic.adopted_total, rlhf.active) == (1, 0)
+    assert {item.name: item.debt for item in snapshot.classes} == controller.debts()
+    assert rlvr.debt != 0
     by_name = {engine.name: engine for engine in snapshot.engines}
     assert sum(c.active for c in by_name[first.engine].classes if c.name == "rlvr") == 2
     assert all(engine.healthy for engine in snapshot.engines)

@@ -7,9 +7,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutpool_api.serving import PressureSpec
-from rolloutpool_router.core.pressure import MIN_TOKENS, NO_TOTALS, EngineTotals, Interval, Pressure, step
+from rolloutpool_router.core.pressure import (
+    INTERVAL_SECONDS,
+    MIN_TOKENS,
+    NO_TOTALS,
+    EngineTotals,
+    Interval,
+    Pressure,
+    step,
+)
 from rolloutpool_router.core.pressure import interval as counted
-from rolloutpool_router.core.retention import INTERVAL_SECONDS, Retention
+from rolloutpool_router.core.retention import Retention
 
 SPEC = PressureSpec()
 HEALTHY = Pressure(1.0, reference=0.8)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutpool_router.core.health import HEALTHY, MAX_BACKOFF_SECONDS, EngineHealth
-from rolloutpool_router.core.mixture import ConsumedRing, MixtureDebt, debts, drift_percentage_points, shares
+from rolloutpool_router.core.mixture import ConsumedRing, MixtureDebt, drift_percentage_points
 from rolloutpool_router.core.outcomes import ERRORS, RETRYABLE, Outcome, Refusal
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.usage import UsageReader
@@ -106,14 +106,6 @@ class TestMixtureDebt:
 )
 def test_drift_is_the_total_variation_in_points(consumed: dict[str, float], drift: float) -> None:
     assert drift_percentage_points(TARGET, consumed) == pytest.approx(drift)
-
-
-def test_debts_are_samples_behind_and_sum_to_nothing() -> None:
-    owed = debts(TARGET, {"rlvr": 8, "rlhf": 2, "gone": 99})
-
-    assert owed == pytest.approx({"rlvr": -3, "rlhf": 1, "agentic": 2})
-    assert sum(debts(TARGET, {"rlvr": 8, "rlhf": 2}).values()) == pytest.approx(0)
-    assert shares({"a": 1, "b": 3}) == {"a": 0.25, "b": 0.75}
 
 
 def test_an_engine_is_out_longer_with_every_error_and_never_for_ever() -> None:
