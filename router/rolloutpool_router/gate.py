@@ -11,8 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rolloutpool_api.v1alpha1 import RolloutPool
-from rolloutpool_router.core.controller import AdmissionController, Arrival, Entered, Queued
+from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.outcomes import Outcome, Refusal
+from rolloutpool_router.core.requests import Arrival, Entered, Queued
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.core.view import Ignored
 

@@ -19,9 +19,9 @@ from aiohttp import web
 from multidict import CIMultiDict
 
 from rolloutpool_router.answers import refusal_response
-from rolloutpool_router.core.controller import Entered
 from rolloutpool_router.core.outcomes import Outcome, Refusal
 from rolloutpool_router.core.pd import Local, decode_leg, one_sequence, prefill_leg
+from rolloutpool_router.core.requests import Entered
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.gate import Gate
 from rolloutpool_router.intake import Intake

@@ -13,11 +13,12 @@ from aiohttp import web
 from aiohttp.http_exceptions import ContentEncodingError
 
 from rolloutpool_router.core import identity
-from rolloutpool_router.core.controller import AdmissionController, Arrival
+from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.outcomes import Outcome, Refusal
 from rolloutpool_router.core.ownership import session_key
 from rolloutpool_router.core.peers import Peers
 from rolloutpool_router.core.prefix import prefix_keys, prompt_key
+from rolloutpool_router.core.requests import Arrival
 from rolloutpool_router.usage import BYTES_PER_TOKEN
 
 MAX_BODY_BYTES = 64 * 1024 * 1024

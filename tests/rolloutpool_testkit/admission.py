@@ -10,8 +10,9 @@ from random import Random
 from typing import Any
 
 from rolloutpool_api.v1alpha1 import parse_pool
-from rolloutpool_router.core.controller import AdmissionController, Arrival, Entered, Queued
+from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.outcomes import Refusal
+from rolloutpool_router.core.requests import Arrival, Entered, Queued
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.core.view import Ignored
 from rolloutpool_router.testing import pool_object

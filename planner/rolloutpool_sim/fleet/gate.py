@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from rolloutpool_router.core.controller import Entered
 from rolloutpool_router.core.outcomes import Refusal
+from rolloutpool_router.core.requests import Entered
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_sim.fleet.opened import OpenSample
 

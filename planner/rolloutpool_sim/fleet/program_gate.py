@@ -23,8 +23,8 @@ from collections import Counter, OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rolloutpool_router.core.controller import Entered
 from rolloutpool_router.core.outcomes import Refusal
+from rolloutpool_router.core.requests import Entered
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_sim.fleet.opened import OpenSample
 from rolloutpool_sim.fleet.scenario import ProgramGate

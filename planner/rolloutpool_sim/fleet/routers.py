@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING
 from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.v1alpha1 import RolloutPool
 from rolloutpool_router.core.caps import UNLIMITED
-from rolloutpool_router.core.controller import AdmissionController, Arrival, Entered
+from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.estimates import ClassEstimator
 from rolloutpool_router.core.grants import own_part, sharers
 from rolloutpool_router.core.outcomes import Refusal
 from rolloutpool_router.core.ownership import ranking, session_key
+from rolloutpool_router.core.requests import Arrival, Entered
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.core.snapshot import take_snapshot
 from rolloutpool_sim.fleet.opened import OpenSample

@@ -11,8 +11,8 @@ import heapq
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rolloutpool_router.core.controller import Entered
 from rolloutpool_router.core.outcomes import Refusal
+from rolloutpool_router.core.requests import Entered
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_sim.engine import FinishedRequest
 from rolloutpool_sim.fleet.control_loop import ControlLoop

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
-__all__ = ["AdmissionController", "Arrival", "Entered", "Queued", "Ticked"]
-
 MOST_WRONG = 1000.0
 """How many times too long or short a prompt's estimate may be: images are many bytes and few tokens."""
 ESTIMATE_WEIGHT = 0.1

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from rolloutpool_router.core.controller import AdmissionController, Arrival, Entered, Queued
+from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.outcomes import Outcome, Refusal
 from rolloutpool_router.core.placement import MAX_LEAD
+from rolloutpool_router.core.requests import Arrival, Entered, Queued
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.core.snapshot import take_snapshot
 from rolloutpool_router.testing import POOL, pool_object

@@ -15,8 +15,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_router.core.admission import EntryReason
-from rolloutpool_router.core.controller import AdmissionController, Arrival, Entered, Queued
+from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.outcomes import Outcome, Refusal
+from rolloutpool_router.core.requests import Arrival, Entered, Queued
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.core.view import Ignored
 from rolloutpool_router.testing import pool_object

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from rolloutpool_api.v1alpha1 import parse_pool
-from rolloutpool_router.core.controller import AdmissionController, Arrival, Entered
+from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.outcomes import Outcome, Refusal
+from rolloutpool_router.core.requests import Arrival, Entered
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.gate import Gate
 from rolloutpool_router.testing import pool_object

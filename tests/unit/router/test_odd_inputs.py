@@ -9,9 +9,10 @@ import pytest
 
 from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_router.core.admission import EntryReason
-from rolloutpool_router.core.controller import AdmissionController, Entered, Queued
+from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.grants import own_part
 from rolloutpool_router.core.ledger import LOOK_SECONDS, LOOK_TICKS, PRIOR_PACE
+from rolloutpool_router.core.requests import Entered, Queued
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.testing import pool_object
 from rolloutpool_router.usage import MOST_TOKENS, UsageReader

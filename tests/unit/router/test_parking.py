@@ -9,8 +9,9 @@ import pytest
 from rolloutpool_router.core import controller as controller_module
 from rolloutpool_router.core import sessions as sessions_module
 from rolloutpool_router.core.admission import EntryReason
-from rolloutpool_router.core.controller import AdmissionController, Entered, Queued
+from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.outcomes import Outcome, Refusal
+from rolloutpool_router.core.requests import Entered, Queued
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.testing import pool_object
 from rolloutpool_testkit.admission import ONE, apply, arrive, controller_of, enter, get_ahead, names

@@ -11,8 +11,9 @@ from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_router.core.admission import EntryReason
 from rolloutpool_router.core.control import EngineCapacity, compute_admission, merge_snapshots
-from rolloutpool_router.core.controller import AdmissionController, Entered, Queued
+from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.policy import rules_of
+from rolloutpool_router.core.requests import Entered, Queued
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.core.snapshot import take_snapshot
 from rolloutpool_router.testing import pool_object
