@@ -20,7 +20,7 @@ from rolloutpool_operator.memory import EngineReading, Memories, PoolMemory
 from rolloutpool_operator.platform import Clock, Platform, PlatformError, StatusConflict
 from rolloutpool_operator.reader import Reader, ReadError
 from rolloutpool_operator.reporting import write_status
-from rolloutpool_router.core.control import EngineCapacity
+from rolloutpool_router.core.control import EngineCapacity, full_engines
 from rolloutpool_router.core.grants import wrote
 from rolloutpool_router.core.pressure import CALM, INTERVAL_SECONDS, Pressure, interval, step
 from rolloutpool_router.core.proposal import propose
@@ -244,6 +244,8 @@ async def _read_engines(
     memory.readings = {name: reading for name, reading in memory.readings.items() if name in names}
 
     stored = memory.stored.admission
+    words = (router.snapshot for router in memory.remembered.roster or ())
+    full = full_engines(stored, (word for word in words if word is not None))
     # What an operator before this one found, for engines that are not read yet.
     pressures = dict.fromkeys(names, CALM)
     pressures |= {e.name: Pressure(1 - e.pressure / 100) for e in stored.engines} if stored else {}
@@ -262,7 +264,7 @@ async def _read_engines(
         reading.capacity_blocks = metrics.kv_tokens // spec.engine.block_size
         reading.revision, reading.read_at, reading.failures = engine.revision, now, 0
         if reading.totals is not None:
-            passed = interval(reading.totals, metrics.totals)
+            passed = interval(reading.totals, metrics.totals, full=engine.name in full)
             reading.pressure = step(reading.pressure, passed, spec.admission.pressure)
         reading.totals = metrics.totals
 

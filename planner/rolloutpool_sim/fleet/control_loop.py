@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import replace
 
 from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import AdmissionStatus
 from rolloutpool_api.v1alpha1 import RolloutPool
-from rolloutpool_router.core.control import EngineCapacity
+from rolloutpool_router.core.control import EngineCapacity, full_engines
 from rolloutpool_router.core.grants import wrote
 from rolloutpool_router.core.pressure import CALM, INTERVAL_SECONDS, EngineTotals, Pressure, interval, step
 from rolloutpool_router.core.proposal import Remembered, propose
@@ -63,7 +63,7 @@ class ControlLoop:
             engines: counters of the engines that are up, by name.
             now: seconds.
         """
-        self._read(engines, now)
+        self._read(engines, full_engines(self._stored, snapshots), now)
         ready = tuple(name in engines for name in self._pressures)
         proposal = propose(
             self._spec,
@@ -95,13 +95,13 @@ class ControlLoop:
         names = list(self._pressures)
         return pool_object(self._spec, engines=names, ready=ready, admission=self._stored)
 
-    def _read(self, engines: Mapping[str, EngineTotals], now: float) -> None:
+    def _read(self, engines: Mapping[str, EngineTotals], full: Container[str], now: float) -> None:
         """Step the pressure of each engine that is up, if an interval is over."""
         if now - self._read_at < INTERVAL_SECONDS:
             return
         self._read_at = now
         for name, totals in engines.items():
             if (before := self._readings.get(name)) is not None:
-                seen = interval(before, totals)
+                seen = interval(before, totals, full=name in full)
                 self._pressures[name] = step(self._pressures[name], seen, self._spec.admission.pressure)
         self._readings = engines

@@ -8,6 +8,7 @@ matters, so a pool costs the API server at most one write per period of the admi
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -94,6 +95,16 @@ def merge_snapshots(names: Iterable[str], snapshots: Sequence[AdmissionSnapshot]
                 active, blocks = engines.get((engine.name, item.name), (0, 0))
                 engines[engine.name, item.name] = (active + item.active, blocks + item.blocks)
     return Merged({name: _class_view(name, snapshots) for name in names}, engines)
+
+
+def full_engines(admission: AdmissionStatus | None, snapshots: Iterable[AdmissionSnapshot]) -> set[str]:
+    """Engines whose residents hold all that they may: to allow less would change nothing now."""
+    held: Counter[str] = Counter()
+    for snapshot in snapshots:
+        for engine in snapshot.engines:
+            held[engine.name] += sum(item.blocks for item in engine.classes)
+    told = admission.engines if admission is not None else ()
+    return {engine.name for engine in told if held[engine.name] >= engine.protected_blocks}
 
 
 def compute_admission(

@@ -52,8 +52,14 @@ NO_TOTALS = EngineTotals()
 """Those of an engine that has just started."""
 
 
-def interval(before: EngineTotals, after: EngineTotals) -> Interval:
-    """What happened between two looks; an engine that restarted in between counts from its start."""
+def interval(before: EngineTotals, after: EngineTotals, *, full: bool) -> Interval:
+    """What happened between two looks; an engine that restarted in between counts from its start.
+
+    Args:
+        before: counters at the look before.
+        after: counters now.
+        full: see `Interval.full`.
+    """
     if after.prefix_queries < before.prefix_queries or after.preemptions < before.preemptions:
         before = NO_TOTALS
     return Interval(
@@ -61,6 +67,7 @@ def interval(before: EngineTotals, after: EngineTotals) -> Interval:
         hit_tokens=after.prefix_hits - before.prefix_hits,
         preemptions=after.preemptions - before.preemptions,
         kv_usage=after.kv_usage,
+        full=full,
     )
 
 

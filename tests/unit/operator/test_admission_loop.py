@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from rolloutpool_api.conditions import ConditionStatus, ConditionType
-from rolloutpool_api.snapshot import AdmissionSnapshot
+from rolloutpool_api.snapshot import AdmissionSnapshot, SnapshotEngine, SnapshotEngineClass
 from rolloutpool_api.status import RolloutPoolStatus
 from rolloutpool_operator.admission_loop import (
     CAPS_EVENT_SECONDS,
@@ -255,6 +255,20 @@ class TestPressure:
     async def test_not_where_it_is_switched_off(self) -> None:
         world = await World(admission={"pressure": {"enabled": False}}).serving()
         assert await self.after(world, self.HEALTHY, self.EVICTING) == [(0, 4000), (0, 4000)]
+
+    async def test_an_engine_that_is_full_is_contracted_no_further(self) -> None:
+        world = await World().serving()
+        await self.after(world, self.HEALTHY)
+        residents = [SnapshotEngineClass(name="rlvr", active=40, blocks=4000)]
+        full = SnapshotEngine(name=ENGINES[0], classes=residents)
+        said = snapshot(applied=world.revision).model_copy(update={"engines": [full]})
+        world.reader.snapshots["http://router"] = said
+        await world.tick()
+        evicting = EngineTotals(200_000, 100_000, 5, 0.99)
+        world.reader.totals[f"http://{ENGINES[0]}:8000"] = evicting
+        await world.tick(INTERVAL_SECONDS)
+        assert world.status.admission is not None
+        assert world.status.admission.engines[0].pressure == 0
 
     async def test_an_engine_that_started_again_is_judged_anew(self) -> None:
         world = await World().serving()

@@ -8,13 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rolloutpool_api.serving import AdmissionPolicy
-from rolloutpool_api.snapshot import AdmissionSnapshot
+from rolloutpool_api.snapshot import AdmissionSnapshot, SnapshotEngine, SnapshotEngineClass
 from rolloutpool_api.spec import RolloutPoolSpec
-from rolloutpool_api.status import AdmissionStatus
+from rolloutpool_api.status import AdmissionStatus, EngineAdmission
 from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_router.core.control import (
     EngineCapacity,
     compute_admission,
+    full_engines,
     matters,
     merge_snapshots,
     next_revision,
@@ -243,3 +244,27 @@ def test_revisions_only_grow(stored: int | None, applied: list[int], known: int)
     before = compute(snapshot(), revision=stored) if stored is not None else None
     found = next_revision(before, [snapshot(applied=number) for number in applied], known)
     assert found == max([stored or 0, known, *applied]) + 1
+
+
+@pytest.mark.parametrize(
+    ("blocks", "full"),
+    [pytest.param((40, 49), set(), id="room"), pytest.param((40, 60), {"e0"}, id="all-that-they-may")],
+)
+def test_engines_are_full_with_what_all_routers_hold(blocks: tuple[int, int], full: set[str]) -> None:
+    admission = compute(snapshot())
+    told = admission.model_copy(
+        update={"engines": [EngineAdmission(name="e0", capacity_blocks=100, protected_blocks=90)]}
+    )
+    said = [
+        AdmissionSnapshot(
+            router=f"r{number}",
+            taken_at=0,
+            engines=[
+                SnapshotEngine(name="e0", classes=[SnapshotEngineClass(name="rlvr", active=1, blocks=held)])
+            ],
+        )
+        for number, held in enumerate(blocks)
+    ]
+
+    assert full_engines(told, said) == full
+    assert full_engines(None, said) == set()
