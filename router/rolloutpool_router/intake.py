@@ -17,7 +17,7 @@ from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.outcomes import Outcome, Refusal
 from rolloutpool_router.core.ownership import session_key
 from rolloutpool_router.core.peers import Peers
-from rolloutpool_router.core.prefix import prefix_keys, prompt_key
+from rolloutpool_router.core.prefix import read_prompt
 from rolloutpool_router.core.requests import Arrival
 from rolloutpool_router.usage import BYTES_PER_TOKEN
 
@@ -72,7 +72,7 @@ class Received:
         if isinstance(self.session, str):
             return session_key(self.session)
         if self.session is None and isinstance(self.body, dict):
-            return prompt_key(self.body)
+            return read_prompt(self.body).group()
         return None
 
 
@@ -144,15 +144,15 @@ def identify(
     if isinstance(class_name, Refusal):
         return class_name
     has_history = identity.has_history(body)
-    placed = _is_placed(session, controller)
+    prompt = read_prompt(body) if _is_placed(session, controller) else None
     return Arrival(
         session=session if session is not None else f"single-{uuid.uuid4().hex}",
         class_name=class_name,
-        prefix=prefix_keys(body) if placed else (),
+        prefix=prompt.prefix_keys() if prompt is not None else (),
         single=session is None,
         has_history=has_history,
         prompt_tokens=size // BYTES_PER_TOKEN,
-        group=prompt_key(body) if placed and not has_history else None,
+        group=prompt.group() if prompt is not None and not has_history else None,
     )
 
 

@@ -10,6 +10,7 @@ import json
 from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
@@ -23,21 +24,31 @@ MAX_HOLDERS = 8
 """Engines remembered for one key, the latest: bounds memory where many engines share a system prompt."""
 
 
-def prefix_keys(body: Mapping[str, Any]) -> tuple[bytes, ...]:
-    """Keys of the leading whole chunks of a request's prompt, longest prefix last."""
-    digest = f"{body.get('model')}\0{body.get('cache_salt')}".encode(errors="replace")
-    keys = []
-    data = _prompt(body)
-    for start in range(0, min(len(data), CHUNK * MAX_CHUNKS) - CHUNK + 1, CHUNK):
-        digest = blake2b(digest + data[start : start + CHUNK], digest_size=8).digest()
-        keys.append(digest)
-    return tuple(keys)
+@dataclass(frozen=True)
+class Prompt:
+    """A request's prompt as far as it is hashed; read once, since that costs O(its bytes)."""
+
+    space: bytes
+    """Model (adapter) and `cache_salt`: prompts are equal within one only."""
+    data: bytes
+
+    def prefix_keys(self) -> tuple[bytes, ...]:
+        """Keys of the leading whole chunks, longest prefix last."""
+        digest, keys = self.space, []
+        for start in range(0, len(self.data) - CHUNK + 1, CHUNK):
+            digest = blake2b(digest + self.data[start : start + CHUNK], digest_size=8).digest()
+            keys.append(digest)
+        return tuple(keys)
+
+    def group(self) -> bytes:
+        """The same for all samples of one prompt."""
+        return blake2b(self.space + b"\0" + self.data, digest_size=8).digest()
 
 
-def prompt_key(body: Mapping[str, Any]) -> bytes:
-    """The same for all samples of one prompt, as far as prompts are hashed: their group."""
-    head = f"{body.get('model')}\0{body.get('cache_salt')}\0".encode(errors="replace")
-    return blake2b(head + _prompt(body), digest_size=8).digest()
+def read_prompt(body: Mapping[str, Any]) -> Prompt:
+    """The prompt of a request."""
+    space = f"{body.get('model')}\0{body.get('cache_salt')}".encode(errors="replace")
+    return Prompt(space, _prompt(body))
 
 
 class PrefixIndex:

@@ -16,7 +16,7 @@ class Arrival:
     session: str
     class_name: str
     prefix: tuple[bytes, ...] = ()
-    """Hashes of its prompt's chunks (`prefix.prefix_keys`)."""
+    """Hashes of its prompt's chunks (`prefix.Prompt.prefix_keys`)."""
     single: bool = False
     """The client named no session: this request is all of it."""
     has_history: bool = False

@@ -33,7 +33,7 @@ def marks(prefix: Sequence[bytes], *, prompt_tokens: int, block_size: int) -> tu
     """The pieces of a prompt.
 
     Args:
-        prefix: keys of its leading chunks (`prefix.prefix_keys`).
+        prefix: keys of its leading chunks (`prefix.Prompt.prefix_keys`).
         prompt_tokens: length of the prompt; 0 if unknown.
         block_size: KV block size, in tokens.
     """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from rolloutpool_router.core.placement import EngineLoad, choose_engine
-from rolloutpool_router.core.prefix import CHUNK, MAX_HOLDERS, PrefixIndex, prefix_keys
+from rolloutpool_router.core.prefix import CHUNK, MAX_HOLDERS, PrefixIndex, read_prompt
 
 
 def engine(name: str, occupied: float = 0, capacity: int = 1000) -> EngineLoad:
@@ -46,7 +46,10 @@ def chat(question: str, **fields: Any) -> dict[str, Any]:
 
 
 def test_prompts_share_keys_as_far_as_they_are_equal() -> None:
-    one, other = prefix_keys(chat("x" * 3 * CHUNK)), prefix_keys(chat("y" * 3 * CHUNK))
+    one, other = (
+        read_prompt(chat("x" * 3 * CHUNK)).prefix_keys(),
+        read_prompt(chat("y" * 3 * CHUNK)).prefix_keys(),
+    )
 
     assert one[:4] == other[:4]
     assert not set(one[4:]) & set(other[4:])
@@ -61,7 +64,7 @@ def test_prompts_share_keys_as_far_as_they_are_equal() -> None:
     ],
 )
 def test_what_the_cache_tells_apart_shares_nothing(other: dict[str, Any]) -> None:
-    assert not set(prefix_keys(chat("q"))) & set(prefix_keys(other))
+    assert not set(read_prompt(chat("q")).prefix_keys()) & set(read_prompt(other).prefix_keys())
 
 
 @pytest.mark.parametrize(
@@ -75,12 +78,12 @@ def test_what_the_cache_tells_apart_shares_nothing(other: dict[str, Any]) -> Non
     ],
 )
 def test_prompts_of_completions_have_keys(prompt: Any) -> None:
-    assert len(prefix_keys({"model": "m", "prompt": prompt})) >= 5
+    assert len(read_prompt({"model": "m", "prompt": prompt}).prefix_keys()) >= 5
 
 
 def test_bodies_without_a_prompt_have_none() -> None:
-    assert prefix_keys({}) == ()
-    assert prefix_keys({"messages": []}) == ()
+    assert read_prompt({}).prefix_keys() == ()
+    assert read_prompt({"messages": []}).prefix_keys() == ()
 
 
 def test_the_index_counts_leading_chunks_only() -> None:
