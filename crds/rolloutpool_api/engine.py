@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 
 from rolloutpool_api import cel
 from rolloutpool_api.base import PRESERVE, ApiModel, map_list, rules
+from rolloutpool_api.labels import KV_EVENTS_PORT, KV_REPLAY_PORT, WEIGHTS_PORT
 
 Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|M|Mi|G|Gi|T|Ti)?$", max_length=32)]
 """A Kubernetes quantity, e.g. 500m, 8Gi."""
@@ -109,11 +110,34 @@ class KvOffload(ApiModel):
     """CPU memory for KV blocks of one engine, in bytes (quantity)."""
 
 
-class RlSpec(ApiModel):
-    """Endpoints for weight synchronisation."""
+class KvEvents(ApiModel):
+    """What engines tell the routers of their prefix caches, as it changes."""
+
+    model_config = ConfigDict(json_schema_extra=rules(cel.KV_EVENTS))
 
     enabled: bool = False
-    """True: engines serve vLLM's development endpoints (pause, update_weights); keep the NetworkPolicy on."""
+    """True: engines publish the KV blocks that they store and evict, and routers place prompts of token ids
+    by what engines really hold. It costs a router 1 to 7 microseconds a block."""
+    port: int = Field(default=KV_EVENTS_PORT, ge=1024, le=65_535)
+    """Port of each engine that publishes them (ZeroMQ)."""
+    replay_port: int = Field(default=KV_REPLAY_PORT, ge=1024, le=65_535)
+    """Port of each engine that repeats past ones (ZeroMQ)."""
+
+
+class RlSpec(ApiModel):
+    """Weight synchronisation: the trainer pauses the pool and puts new weights into its engines."""
+
+    model_config = ConfigDict(json_schema_extra=rules(cel.RL))
+
+    enabled: bool = False
+    """True: engines serve vLLM's development endpoints (pause, update_weights), and the router passes them on
+    to all engines, on a port of its own; keep the NetworkPolicy on."""
+    token_secret_ref: SecretKeyRef | None = None
+    """Secret with the token that the router asks of the trainer. Needed where enabled."""
+    port: int = Field(default=WEIGHTS_PORT, ge=1024, le=65_535)
+    """Port of the router, and of its Service NAME-router-weights, for weight synchronisation."""
+    max_pause_seconds: int = Field(default=3600, ge=10, le=86_400)
+    """Longest pause, in seconds; after it the trainer is taken for gone, and the router resumes engines."""
 
 
 class ResourceSpec(ApiModel):
@@ -159,5 +183,7 @@ class EngineSpec(ApiModel):
     kv_offload: KvOffload | None = None
     """CPU memory as a second KV tier of engines that both prefill and decode (vLLM's offloading is a KV
     connector of its own, so prefill and decode engines that transfer KV have none)."""
+    kv_events: KvEvents = KvEvents()
+    """What engines tell the routers of their prefix caches."""
     rl: RlSpec = RlSpec()
-    """Endpoints for weight synchronisation."""
+    """Weight synchronisation."""

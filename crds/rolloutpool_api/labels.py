@@ -31,7 +31,13 @@ ROUTER = "router"
 
 ENGINE_PORT = 8000
 ROUTER_PORT = 8080
+WEIGHTS_PORT = 8001
+"""Port of the router for weight synchronisation, unless the spec names another."""
 NIXL_PORT = 5600
+KV_EVENTS_PORT = 5557
+"""Port of an engine for KV events, unless the spec names another."""
+KV_REPLAY_PORT = 5558
+"""Port of an engine that repeats past KV events, unless the spec names another."""
 
 GPU_PRODUCT = "nvidia.com/gpu.product"
 """Node label (NVIDIA GPU feature discovery) with the GPU's product name."""
@@ -73,6 +79,11 @@ def engine_set_name(pool: str, group: str) -> str:
 def engine_service_name(pool: str) -> str:
     """Name of the headless Service of all engines of a pool."""
     return f"{pool}-engines"
+
+
+def weights_service_name(pool: str) -> str:
+    """Name of the Service of the router's port for weight synchronisation."""
+    return f"{pool}-router-weights"
 
 
 def router_name(pool: str) -> str:

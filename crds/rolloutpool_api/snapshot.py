@@ -69,6 +69,19 @@ class SnapshotClass(StatusModel):
     """Requests answered with an overload status."""
 
 
+class SnapshotWeights(StatusModel):
+    """The pool's weights as the router sees them."""
+
+    version: str | None = None
+    """The version that engines must have; None: no version is known."""
+    paused_seconds: Seconds = 0.0
+    """How long the pool has been paused, in seconds; 0: it is not."""
+    stale_engines: list[str] = []
+    """Engines that get no requests, since their weights are not known to be the pool's."""
+    membership_epoch: Count = 0
+    """Grows whenever an engine joins, leaves or restarts, and when a weight group is formed."""
+
+
 class AdmissionSnapshot(StatusModel):
     """State of one router."""
 
@@ -84,3 +97,5 @@ class AdmissionSnapshot(StatusModel):
     """Engines known."""
     classes: list[SnapshotClass] = []
     """Classes of the spec."""
+    weights: SnapshotWeights | None = None
+    """The pool's weights; None where they are not synchronised through the router."""

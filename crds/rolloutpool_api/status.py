@@ -19,6 +19,7 @@ MAX_ROUTERS = 16
 Name = Annotated[str, Field(max_length=253)]
 Count = Annotated[int, Field(ge=0)]
 Text = Annotated[str, Field(max_length=1024)]
+Port = Annotated[int, Field(ge=1, le=65_535)]
 
 
 class PlanGroup(StatusModel):
@@ -218,6 +219,12 @@ class EngineEndpoint(StatusModel):
     """Base URL."""
     ready: bool = False
     """Whether it serves."""
+    draining: bool | None = None
+    """True: it is about to go; its sessions go on, and it gets no new ones."""
+    kv_events_port: Port | None = None
+    """Port of its KV events, where it is not spec.engine.kvEvents.port."""
+    kv_replay_port: Port | None = None
+    """Port that repeats them, where it is not spec.engine.kvEvents.replayPort."""
     revision: Name = ""
     """Revision of its group: prefill and decode pair only within one."""
 
@@ -227,6 +234,8 @@ class Endpoints(StatusModel):
 
     router: Annotated[str, Field(max_length=512)] = ""
     """What trainers use as base URL, without /v1."""
+    weights: Annotated[str, Field(max_length=512)] = ""
+    """Where trainers synchronise weights with all engines at once; empty: nowhere (spec.engine.rl)."""
     admin: list[EngineEndpoint] = Field(
         default=[], max_length=MAX_ENGINES, json_schema_extra=map_list("name")
     )

@@ -24,6 +24,15 @@ class HeaderMatch(ApiModel):
     """Exact value."""
 
 
+class FieldMatch(ApiModel):
+    """A field of the request's JSON body and its value."""
+
+    path: Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+){0,3}$", max_length=128)]
+    """Names from the body's top level on, with dots between: metadata.environment."""
+    value: Annotated[str, Field(min_length=1, max_length=256)]
+    """Exact value; numbers are compared as text."""
+
+
 class MatchRules(ApiModel):
     """Which requests belong to the class when they carry no X-Rollout-Class header; any rule suffices."""
 
@@ -33,6 +42,16 @@ class MatchRules(ApiModel):
     """Requests for one of these model names (e.g. an adapter)."""
     session_prefix: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     """Sessions whose id starts so."""
+    body_field: FieldMatch | None = None
+    """A body field with this value."""
+    api_key_sha256: list[Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]] = Field(default=[], max_length=16)
+    """Requests whose API key (Authorization: Bearer, or x-api-key) has one of these SHA-256 digests in hex:
+    printf %s "$KEY" | sha256sum. The keys themselves do not belong in the object."""
+    path_prefix: (
+        Annotated[str, Field(pattern=r"^/[A-Za-z0-9_-]+(/[A-Za-z0-9_-]+){0,3}$", max_length=128)] | None
+    ) = None
+    """Requests below this path, which is taken off before they go to an engine: with /math a trainer's base
+    URL is http://ROUTER/math/v1."""
 
 
 class TokenPrior(ApiModel):

@@ -45,7 +45,7 @@ COMPONENTS = {
         ),
         Component(
             name="router",
-            extra="router",
+            extra="router-image",
             packages=("rolloutpool_api", "rolloutpool_router"),
             module="rolloutpool_router.main",
             dockerfile="router/Dockerfile",

@@ -1,7 +1,7 @@
 """The engine model held to vLLM's own scheduler.
 
 Run it from the checkout as `PYTHONPATH=e2e python -m vllm_oracle COMMAND`. The environment with vLLM is
-made once and cached in ~/.cache/rolloutpool; it takes 2 GB and needs no GPU.
+made once and cached in ~/.cache/rolloutpool; it takes 3 GB and needs no GPU.
 """
 
 import itertools
@@ -13,8 +13,9 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from cluster.progress import Steps
-from vllm_oracle import environment
+from vllm_install import environment
+from vllm_install.commands import doctor, install
+from vllm_install.errors import InstallError
 from vllm_oracle.difference import difference
 from vllm_oracle.errors import OracleError
 from vllm_oracle.model import run_model
@@ -26,29 +27,8 @@ app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pret
 console = Console(stderr=True)
 
 
-@app.command()
-def install() -> None:
-    """Install vLLM into the cache, unless it is there (a few minutes, once)."""
-    steps = Steps(console)
-    steps.say(f"ready: vLLM {environment.vllm_version()} is in {environment.install(steps)}")
-
-
-@app.command()
-def doctor() -> None:
-    """Say whether vLLM is installed, and if not, what keeps it from being installed on this machine.
-
-    Exits with 1 where it cannot be.
-    """
-    steps = Steps(console)
-    if environment.location().exists():
-        steps.say(f"vLLM {environment.vllm_version()} is in {environment.location()}")
-        return
-    faults = environment.reasons(environment.gather())
-    for fault in faults:
-        steps.say(f"cannot install vLLM here: {fault}")
-    if faults:
-        raise typer.Exit(1)
-    steps.say("vLLM is not installed; `install` will do so")
+app.command()(install)
+app.command()(doctor)
 
 
 @app.command()
@@ -98,7 +78,7 @@ def main() -> None:
     """Run the command; errors as one line."""
     try:
         app()
-    except OracleError as error:
+    except (InstallError, OracleError) as error:
         console.print(f"error: {error}", style="red", markup=False, soft_wrap=True)
         sys.exit(1)
 

@@ -2,13 +2,13 @@
 
 import contextlib
 import json
-import os
 import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
+from vllm_install.environment import variables
 from vllm_oracle.driving import Run, Step, Summary
 from vllm_oracle.errors import OracleError
 from vllm_oracle.traces import Trace, trace_to_json
@@ -52,7 +52,7 @@ class Oracle:
 
 @contextlib.contextmanager
 def open_oracle(environment: Path) -> Iterator[Oracle]:
-    """Start a driver in an environment that `environment.install` made; ends it at the end.
+    """Start a driver in an environment that `vllm_install` made; ends it at the end.
 
     Raises:
         OracleError: the environment's Python cannot be run.
@@ -84,19 +84,7 @@ def _start(environment: Path, stderr: IO[str]) -> subprocess.Popen[str]:
 
 
 def _variables(environment: Path) -> dict[str, str]:
-    """Environment variables of the driver: this checkout's `e2e` on the path, and vLLM kept to itself."""
-    return {
-        "PATH": os.environ.get("PATH", os.defpath),
-        "HOME": str(environment),
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-        "PYTHONHASHSEED": "0",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "VLLM_TARGET_DEVICE": "cpu",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_NO_USAGE_STATS": "1",
-    }
+    return {**variables(environment), "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
 
 
 def _run(answer: dict[str, Any]) -> Run:

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from vllm_install.environment import installed
+from vllm_install.errors import InstallError
 from vllm_oracle.difference import difference
-from vllm_oracle.environment import installed
-from vllm_oracle.errors import OracleError
 from vllm_oracle.model import run_model
 from vllm_oracle.oracle import Oracle, open_oracle
 from vllm_oracle.recording import RECORDED, read_recording
@@ -24,7 +24,7 @@ def oracle() -> Iterator[Oracle]:
     """One driver for all tests: it starts in about ten seconds and runs a trace in a tenth of one."""
     try:
         environment = installed()
-    except OracleError as error:
+    except InstallError as error:
         pytest.exit(str(error), returncode=1)
     with open_oracle(environment) as running:
         yield running

@@ -24,7 +24,7 @@ from rolloutpool_operator.core.cluster_facts import (
 from rolloutpool_operator.core.desired import build_children
 from rolloutpool_operator.core.events import PoolEvent
 from rolloutpool_operator.core.manifests.context import Install, context_of
-from rolloutpool_operator.core.manifests.router import router_url
+from rolloutpool_operator.core.manifests.router import router_url, weights_url
 from rolloutpool_operator.core.observed import Observed, PoolKey, ProfileFacts, read_pool
 from rolloutpool_operator.core.watched import BY_KIND, CHILDREN, CONFIG_MAP, EVENT, POD, POOL, Kind
 from rolloutpool_operator.kubernetes_api import ApiError, KubernetesApi
@@ -142,6 +142,7 @@ class KubernetesPlatform:
             routers=router_facts(_of_component(pods, labels.ROUTER)),
             profile=profile,
             router_url=router_url(context_of(pool, self._install)) if pool else "",
+            weights_url=weights_url(context_of(pool, self._install)) if pool else "",
         )
 
     async def _nodes(self, key: PoolKey, pool: RolloutPool | None) -> Any:

@@ -14,7 +14,7 @@ from rolloutpool_operator.core.cluster_facts import child_facts, engine_facts
 from rolloutpool_operator.core.desired import build_children
 from rolloutpool_operator.core.events import PoolEvent
 from rolloutpool_operator.core.manifests.context import Install, context_of
-from rolloutpool_operator.core.manifests.router import router_url
+from rolloutpool_operator.core.manifests.router import router_url, weights_url
 from rolloutpool_operator.core.observed import (
     NodeFacts,
     Observed,
@@ -108,6 +108,7 @@ class FakePlatform:
             routers=routers,
             profile=self.profile,
             router_url=router_url(context_of(pool, self.install)) if pool else "",
+            weights_url=weights_url(context_of(pool, self.install)) if pool else "",
         )
 
     def build(self, observed: Observed, groups: Sequence[PlanGroup]) -> tuple[Child, ...]:

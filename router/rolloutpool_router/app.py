@@ -1,35 +1,43 @@
-"""The HTTP server: routes, and what every answer has in common."""
+"""A running router's parts, and what becomes of each request that reaches it."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
-
-from aiohttp import web
+from urllib.parse import parse_qs
 
 from rolloutpool_router import intake
-from rolloutpool_router.answers import error_response, refusal_response
+from rolloutpool_router.answers import answer_json, refuse
+from rolloutpool_router.anywhere import Anywhere
+from rolloutpool_router.bodies import Budget, Fields, split
 from rolloutpool_router.core import identity
 from rolloutpool_router.core.controller import AdmissionController
-from rolloutpool_router.core.outcomes import Outcome, Refusal
+from rolloutpool_router.core.outcomes import FAILED, NOT_READY, SHUTTING_DOWN, Outcome, Refusal
 from rolloutpool_router.core.peers import Peers
-from rolloutpool_router.core.snapshot import take_snapshot
 from rolloutpool_router.feed import PoolFeed
 from rolloutpool_router.forwarding import NOT_SERVED, Forwarding
 from rolloutpool_router.gate import Clock, Gate
 from rolloutpool_router.generation import Generations
-from rolloutpool_router.metrics import NO_CLASS, Metrics, StateCollector
-from rolloutpool_router.proxy import FORWARDED, EngineLost, Unreachable, Upstream
+from rolloutpool_router.kv_events import KvCollector, KvEvents
+from rolloutpool_router.metrics import Metrics
+from rolloutpool_router.paths import Kind, Target, read_target
+from rolloutpool_router.spans import Tracer
+from rolloutpool_router.state_metrics import StateCollector
+from rolloutpool_router.telemetry import Telemetry, Watch
+from rolloutpool_router.weights import PauseGate, WeightSync
+from rolloutpool_router.wire.client import ConnectionLost, Origin, Unreachable, Upstream
+from rolloutpool_router.wire.heads import OF_THE_REQUEST, end_to_end
+from rolloutpool_router.wire.server import Exchange
 
 log = logging.getLogger(__name__)
 
-MODELS_TIMEOUT_SECONDS = 5.0
-SHUTTING_DOWN = Refusal(Outcome.SHUTTING_DOWN, "this router is shutting down: send the request again")
-NOT_READY = Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet: try again")
+WRONG_METHOD = Refusal(Outcome.INVALID_BODY, "this path takes POST with a JSON object", status=405)
+FINISH_BODY_BYTES = 64 * 1024
+"""Longest body of /finish_session that is read."""
 
 
 @dataclass
@@ -39,11 +47,22 @@ class Router:
     name: str
     gate: Gate
     feed: PoolFeed
+    pause: PauseGate
     upstream: Upstream
     metrics: Metrics
+    telemetry: Telemetry
     generations: Generations
+    anywhere: Anywhere
     forwarding: Forwarding
+    kv_events: KvEvents
     clock: Clock
+    admin: Origin | None = None
+    """Where the router's own pages are served, once they are."""
+    weights: WeightSync | None = None
+    """Weight synchronisation, where it is on."""
+    budget: Budget = field(default_factory=Budget)
+    leaving: bool = False
+    """True: not ready any more, so that no proxy sends new requests; those that come are served."""
     draining: bool = False
     """True: no new request is taken."""
     open_requests: int = 0
@@ -51,214 +70,184 @@ class Router:
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when draining and the last open request has ended."""
 
-    def opened(self) -> None:
-        """A generation was taken."""
-        self.open_requests += 1
-
-    def closed(self) -> None:
-        """A generation ended."""
-        self.open_requests -= 1
-        self.settle()
-
-    def may_pass_on(self, request: web.Request) -> bool:
-        """Whether another router may answer the request."""
-        return bool(self.forwarding.peers.others) and FORWARDED not in request.headers
+    async def handle(self, exchange: Exchange) -> None:
+        """Answer one request."""
+        head = exchange.head
+        target = read_target(head.method, head.path, head.query, self._prefixes())
+        try:
+            if target.kind is Kind.GENERATE:
+                await self._generate(exchange, target)
+            elif target.kind is Kind.FINISH:
+                await self._finish(exchange, target)
+            elif target.kind is Kind.ANY_ENGINE:
+                await self.anywhere.relay(exchange, target)
+            elif target.kind is Kind.WRONG_METHOD:
+                refuse(exchange, WRONG_METHOD, {"Allow": "POST"})
+            else:
+                await self._to_admin(exchange)
+        except Exception:
+            log.exception("%s %s failed", head.method, head.path)
+            if exchange.started:
+                exchange.abort()
+            else:
+                refuse(exchange, FAILED)
 
     def settle(self) -> None:
         """Say so when draining is done."""
         if self.draining and self.open_requests == 0:
             self.quiet.set()
 
+    def turn_away(self) -> None:
+        """Answer all who wait: another router, or a later try, must serve them."""
+        self.pause.shut()
+        self.gate.refuse_all(SHUTTING_DOWN)
 
-ROUTER = web.AppKey("router", Router)
+    def _prefixes(self) -> Mapping[str, str]:
+        view = self.gate.controller.view
+        return view.path_prefixes if view is not None else {}
+
+    async def _generate(self, exchange: Exchange, target: Target) -> None:
+        head = exchange.head
+        watch = self.telemetry.begin(head.method, target.path, head.headers.lower)
+        self.open_requests += 1
+        received: intake.Received | Refusal | None = None
+        try:
+            view = self.gate.controller.view
+            if self.draining and not self._may_pass_on(exchange):
+                received = SHUTTING_DOWN
+            elif view is None:
+                received = NOT_READY
+            else:
+                received = await intake.receive(exchange, target, self.budget, view)
+            if isinstance(received, Refusal):
+                self._refuse(exchange, received, watch)
+            else:
+                await self._answer(exchange, received, watch)
+        except Exception:
+            watch.outcome = Outcome.INTERNAL
+            raise
+        finally:
+            if isinstance(received, intake.Received):
+                received.release()
+            self.open_requests -= 1
+            self.settle()
+            watch.ended()
+
+    async def _answer(self, exchange: Exchange, received: intake.Received, watch: Watch) -> None:
+        """Pass a request on to the router that it belongs to, or serve it here."""
+        if self.forwarding.peers.others:
+            passed = await self.forwarding.pass_on(exchange, received, watch, leaving=self.draining)
+            if passed is not None:
+                watch.outcome = passed
+                return None
+        if self.draining:
+            return self._refuse(exchange, SHUTTING_DOWN, watch)
+        taken = intake.take(received, self.gate.controller, self.forwarding.peers, self.clock())
+        if isinstance(taken, Refusal):
+            return self._refuse(exchange, taken, watch)
+        if taken.arrival.stray and taken.arrival.has_history:
+            taken = taken.at(await self.forwarding.fetch(taken.arrival.session))
+        watch.took(taken.arrival, received.request_id, streaming=taken.streaming)
+        await self.generations.serve(exchange, taken, watch)
+        if watch.outcome is Outcome.SHUTTING_DOWN and not exchange.started:
+            await self._hand_over(exchange, received, watch)
+        return None
+
+    async def _hand_over(self, exchange: Exchange, received: intake.Received, watch: Watch) -> None:
+        """Have another router serve a request that waited here."""
+        passed = await self.forwarding.pass_on(exchange, received, watch, leaving=True)
+        if passed is None:
+            self._refuse(exchange, SHUTTING_DOWN, watch)
+        else:
+            watch.outcome = passed
+
+    def _may_pass_on(self, exchange: Exchange) -> bool:
+        return bool(self.forwarding.peers.others) and not self.forwarding.is_forwarded(exchange)
+
+    @staticmethod
+    def _refuse(exchange: Exchange, refusal: Refusal, watch: Watch) -> None:
+        """Answer a request that nothing was done about; where another router may, tell it so."""
+        watch.outcome = refusal.outcome
+        untouched = refusal.outcome in (Outcome.SHUTTING_DOWN, Outcome.NOT_READY)
+        refuse(exchange, refusal, {NOT_SERVED: refusal.outcome.value} if untouched else None)
+
+    async def _finish(self, exchange: Exchange, target: Target) -> None:
+        """End a session: named in the path, the query, or as requests name theirs. Always 200."""
+        named: str | Refusal | None = target.session
+        if named is None and (in_query := parse_qs(exchange.head.query).get("session_id")):
+            named = in_query[0]
+        if named is None:
+            fields = split(await exchange.read_body(FINISH_BODY_BYTES) or b"{}")
+            named = identity.session_id(
+                exchange.head.headers.lower, fields if isinstance(fields, Fields) else {}
+            )
+        if not isinstance(named, str):
+            why = named.message if named is not None else "no session is named: add ?session_id=..."
+            return answer_json(exchange, {"finished": False, "message": why})
+        finished = self.gate.finish(named)
+        if not finished and not self.forwarding.is_forwarded(exchange):
+            finished = await self.forwarding.finish(named)
+        return answer_json(exchange, {"finished": finished})
+
+    async def _to_admin(self, exchange: Exchange) -> None:
+        """The router's own pages are an ordinary web application; it is asked like an engine."""
+        if self.admin is None:
+            return refuse(exchange, NOT_READY)
+        head = exchange.head
+        headers = end_to_end(head.headers, drop=OF_THE_REQUEST)
+        body = await exchange.read_body(FINISH_BODY_BYTES)
+        if not exchange.body_complete:
+            return refuse(
+                exchange, Refusal(Outcome.TOO_LARGE, f"send at most {FINISH_BODY_BYTES} bytes here")
+            )
+        try:
+            async with await self.upstream.request(
+                self.admin, head.method, head.target, headers, body
+            ) as answer:
+                await answer.relay(exchange, (), on_body=None)
+        except (Unreachable, ConnectionLost) as error:
+            log.warning("the router's own pages do not answer: %s", error)
+            if exchange.started:
+                exchange.abort()
+            else:
+                refuse(exchange, FAILED)
+        return None
 
 
-def build_router(name: str, *, clock: Clock = time.monotonic, rng: Random | None = None) -> Router:
+def build_router(
+    name: str, *, clock: Clock = time.monotonic, rng: Random | None = None, tracer: Tracer | None = None
+) -> Router:
     """Wire the parts; needs a running event loop."""
     rng = rng or Random()
     controller = AdmissionController(rng, started=clock())
     gate = Gate(controller, clock)
     peers = Peers(name)
     feed = PoolFeed(gate, peers, clock)
-    metrics = Metrics()
+    metrics = Metrics(controller)
     metrics.registry.register(
         StateCollector(controller, peers, clock, lambda: feed.ignored, lambda: feed.age_seconds)
     )
+    pause = PauseGate()
     upstream = Upstream()
-    generations = Generations(name, gate=gate, upstream=upstream, metrics=metrics, clock=clock, rng=rng)
-    forwarding = Forwarding(peers, gate=gate, upstream=upstream, metrics=metrics, clock=clock)
-    return Router(name, gate, feed, upstream, metrics, generations, forwarding, clock)
-
-
-def build_app(router: Router) -> web.Application:
-    """The aiohttp application of a router."""
-    app = web.Application(middlewares=[_errors], client_max_size=intake.MAX_BODY_BYTES)
-    app[ROUTER] = router
-    app.add_routes(
-        [
-            web.post("/v1/chat/completions", _generate),
-            web.post("/v1/completions", _generate),
-            web.get("/v1/models", _models),
-            web.post("/finish_session", _finish_session),
-            web.get("/health", _health),
-            web.get("/readyz", _readyz),
-            web.get("/metrics", _metrics),
-            web.get("/admission/snapshot", _snapshot),
-            web.post("/admission/release", _release),
-        ]
+    router = Router(
+        name=name,
+        gate=gate,
+        feed=feed,
+        pause=pause,
+        upstream=upstream,
+        metrics=metrics,
+        telemetry=Telemetry(metrics, clock, tracer),
+        generations=Generations(
+            name, gate=gate, pause=pause, upstream=upstream, metrics=metrics, clock=clock, rng=rng
+        ),
+        anywhere=Anywhere(gate, upstream, clock, rng),
+        forwarding=Forwarding(peers, gate=gate, upstream=upstream, metrics=metrics, clock=clock),
+        kv_events=KvEvents(controller.fleet.prefixes, lambda: controller.view),
+        clock=clock,
     )
-    return app
-
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-@web.middleware
-async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Errors of routing and faults of the router, in the format of the others."""
-    try:
-        return await handler(request)
-    except web.HTTPException as error:
-        hint = f"{request.method} {request.path}: {error.reason}"
-        return error_response(
-            error.status, message=hint, error_type="invalid_request_error", code="http_error"
-        )
-    except Exception:
-        log.exception("%s %s failed", request.method, request.path)
-        return refusal_response(Refusal(Outcome.INTERNAL, "the router failed; its log has the traceback"))
-
-
-async def _generate(request: web.Request) -> web.StreamResponse:
-    router = request.app[ROUTER]
-    turn = _Turn()
-    router.opened()
-    try:
-        return await _answer(router, request, turn)
-    except Exception:
-        turn.outcome = Outcome.INTERNAL
-        raise
-    finally:
-        router.closed()
-        router.metrics.ended(turn.class_name, turn.outcome)
-
-
-@dataclass
-class _Turn:
-    """What is counted of a request; a cancelled handler leaves the outcome as it is."""
-
-    class_name: str = NO_CLASS
-    outcome: Outcome = Outcome.CLIENT_GONE
-
-
-async def _answer(router: Router, request: web.Request, turn: _Turn) -> web.StreamResponse:
-    """Pass a request on to the router that it belongs to, or serve it here."""
-    if router.draining and not router.may_pass_on(request):
-        return _not_served(SHUTTING_DOWN, turn)
-    if router.gate.controller.view is None:
-        return _not_served(NOT_READY, turn)
-    received = await intake.receive(request)
-    if isinstance(received, Refusal):
-        turn.outcome = received.outcome
-        return refusal_response(received)
-    if (passed := await router.forwarding.pass_on(request, received, leaving=router.draining)) is not None:
-        response, turn.outcome = passed
-        return response
-    if router.draining:
-        return _not_served(SHUTTING_DOWN, turn)
-    taken = intake.take(received, router.gate.controller, router.forwarding.peers, router.clock())
-    if not isinstance(taken, Refusal) and taken.arrival.stray and taken.arrival.has_history:
-        taken = taken.at(await router.forwarding.fetch(taken.arrival.session))
-    if isinstance(taken, Refusal):
-        turn.outcome = taken.outcome
-        return refusal_response(taken)
-    turn.class_name = taken.arrival.class_name
-    response, turn.outcome = await router.generations.serve(request, taken)
-    if turn.outcome is not Outcome.SHUTTING_DOWN:
-        return response
-    if (passed := await router.forwarding.pass_on(request, received, leaving=True)) is not None:
-        response, turn.outcome = passed
-        return response
-    return _not_served(SHUTTING_DOWN, turn)
-
-
-def _not_served(refusal: Refusal, turn: _Turn) -> web.Response:
-    """The answer to a request that nothing was done about; tells another router to try the next."""
-    turn.outcome = refusal.outcome
-    own = {NOT_SERVED: refusal.outcome.value}
-    if refusal is SHUTTING_DOWN:
-        own["Connection"] = "close"
-    return refusal_response(refusal, own)
-
-
-async def _models(request: web.Request) -> web.StreamResponse:
-    """An engine's own list, which has its context length; the names of the spec while no engine answers."""
-    router = request.app[ROUTER]
-    view = router.gate.controller.view
-    for engine in router.gate.controller.fleet.homes(router.clock()):
-        try:
-            async with router.upstream.get(
-                f"{engine.url}/v1/models", timeout=MODELS_TIMEOUT_SECONDS
-            ) as answer:
-                body = await answer.read()
-                return web.Response(status=answer.status, body=body, content_type=answer.content_type)
-        except (Unreachable, EngineLost):
-            continue
-    if view is None:
-        return refusal_response(NOT_READY)
-    names = [{"id": name, "object": "model", "owned_by": "rolloutpool"} for name in view.models]
-    return web.json_response({"object": "list", "data": names})
-
-
-async def _finish_session(request: web.Request) -> web.Response:
-    """End a session, wherever it is: named in the query, or as requests name theirs. Always 200."""
-    router = request.app[ROUTER]
-    named: str | Refusal | None = request.query.get("session_id")
-    if named is None:
-        body = intake.parse_body(await request.read() or b"{}")
-        headers = {name.lower(): value for name, value in request.headers.items()}
-        named = identity.session_id(headers, body if isinstance(body, dict) else {})
-    finished = False
-    if isinstance(named, str):
-        finished = router.gate.finish(named) or await router.forwarding.finish(request, named)
-    return web.json_response({"finished": finished})
-
-
-async def _release(request: web.Request) -> web.Response:
-    """Give an idle session up to the router that asks: the engine that holds its KV. Always 200."""
-    headers = {name.lower(): value for name, value in request.headers.items()}
-    named = identity.session_id(headers, {})
-    engine = request.app[ROUTER].gate.release(named) if isinstance(named, str) else None
-    return web.json_response({"engine": engine})
-
-
-async def _health(_: web.Request) -> web.Response:
-    return web.json_response({"status": "ok"})
-
-
-async def _readyz(request: web.Request) -> web.Response:
-    router = request.app[ROUTER]
-    if router.draining:
-        return refusal_response(SHUTTING_DOWN)
-    if router.gate.controller.view is None:
-        return refusal_response(NOT_READY)
-    return web.json_response({"status": "ready"})
-
-
-async def _metrics(request: web.Request) -> web.Response:
-    text = request.app[ROUTER].metrics.text()
-    return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
-
-
-async def _snapshot(request: web.Request) -> web.Response:
-    router = request.app[ROUTER]
-    snapshot = take_snapshot(
-        router.gate.controller,
-        router=router.name,
-        now=router.clock(),
-        taken_at=time.time(),
-        ignored_statuses=router.feed.ignored,
-    )
-    if router.forwarding.peers.deserted:
-        # What is in force is not what the revision says: the operator must not count on it.
-        snapshot = snapshot.model_copy(update={"applied_revision": 0})
-    return web.json_response(snapshot.to_wire())
+    metrics.registry.register(KvCollector(router.kv_events))
+    metrics.plane.requests = lambda: router.open_requests
+    metrics.plane.waiting = lambda: gate.waiting + pause.waiting
+    metrics.plane.buffered_bytes = lambda: router.budget.held
+    metrics.plane.paused = lambda: not pause.is_open
+    return router

@@ -6,7 +6,7 @@ import asyncio
 import re
 
 from rolloutpool_router.feed import PoolFeed
-from rolloutpool_router.proxy import EngineLost, Unreachable, Upstream
+from rolloutpool_router.wire.client import ConnectionLost, Unreachable, Upstream, fetch
 
 PERIOD_SECONDS = 2.0
 TIMEOUT_SECONDS = 5.0
@@ -26,8 +26,8 @@ async def watch_sizes(feed: PoolFeed, upstream: Upstream) -> None:
 async def read_size(upstream: Upstream, url: str) -> int:
     """KV blocks of an engine (`vllm:cache_config_info`); 0 if it does not say now."""
     try:
-        async with upstream.get(f"{url}/metrics", timeout=TIMEOUT_SECONDS) as response:
-            found = _NUM_BLOCKS.search(await response.text())
-    except (Unreachable, EngineLost):
+        answer = await fetch(upstream, "GET", f"{url}/metrics", timeout=TIMEOUT_SECONDS)
+    except (Unreachable, ConnectionLost):
         return 0
+    found = _NUM_BLOCKS.search(answer.body.decode(errors="replace"))
     return int(found.group(1)) if found is not None else 0

@@ -10,32 +10,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import Any
 
-import aiohttp
-from aiohttp import web
+import msgspec
 
 from rolloutpool_api.status import RouterShare
 from rolloutpool_router.core.outcomes import Outcome
 from rolloutpool_router.core.ownership import session_key
 from rolloutpool_router.core.peers import Peers
 from rolloutpool_router.gate import Gate
+from rolloutpool_router.headers import FORWARDED, headers_for_router
 from rolloutpool_router.intake import Received
 from rolloutpool_router.metrics import Metrics
-from rolloutpool_router.proxy import (
-    FORWARDED,
-    ROUTER_CONNECT_SECONDS,
-    EngineLost,
-    Unreachable,
-    Upstream,
-    chunks,
-    forwarded_headers,
-    request_headers,
-)
+from rolloutpool_router.telemetry import Leg, Watch
+from rolloutpool_router.wire.client import Answer, ConnectionLost, Origin, Unreachable, Upstream, fetch
+from rolloutpool_router.wire.heads import encode
+from rolloutpool_router.wire.server import Exchange
 
 log = logging.getLogger(__name__)
 
 NOT_SERVED = "X-RolloutPool-Not-Served"
 """Response header: the router did nothing about the request, since it is not ready or shuts down."""
+CONNECT_SECONDS = 1.0
+"""How long a connection to another router, which is near, may take: then the next one is tried."""
 FETCH_TIMEOUT_SECONDS = 1.0
 """How long another router may take to give a session up, in seconds; its next turn waits for that."""
 SMALL_TIMEOUT_SECONDS = 5.0
@@ -55,72 +52,87 @@ class Forwarding:
         self._clock = clock
 
     async def pass_on(
-        self, request: web.Request, received: Received, *, leaving: bool = False
-    ) -> tuple[web.StreamResponse, Outcome] | None:
-        """The answer of the router that a request belongs to; None if it is to be served here.
+        self, exchange: Exchange, received: Received, watch: Watch, *, leaving: bool = False
+    ) -> Outcome | None:
+        """Have the router that a request belongs to answer it; None if it is to be served here.
 
         Args:
-            request: not answered yet.
+            exchange: not answered yet.
             received: what was read of it.
+            watch: of the request.
             leaving: this router shuts down: any other router will do.
         """
-        if FORWARDED in request.headers or not self.peers.others:
+        if self.is_forwarded(exchange) or not self.peers.others:
             return None
         key = received.owned_as()
         if key is None or (not leaving and self._is_busy(received)):
             return None
-        headers = request_headers(
-            request.headers, {FORWARDED: self.peers.name, "X-Request-Id": received.request_id}
-        )
         for peer in self.peers.ahead(key, self._clock(), leaving=leaving):
-            url = peer.url + request.path_qs
             try:
-                async with self._upstream.post(
-                    url, headers=headers, data=received.raw, connect=ROUTER_CONNECT_SECONDS
-                ) as answer:
-                    if NOT_SERVED not in answer.headers:
+                async with await self._send(exchange, received, watch, peer) as answer:
+                    why = answer.head.headers.get(NOT_SERVED)
+                    if why is None or not received.body.repeatable:
                         self.peers.answered(peer.name)
                         self._metrics.forwards.labels("passed_on").inc()
-                        return await self._relay(request, answer)
-                    why = answer.headers[NOT_SERVED]
-            except (Unreachable, EngineLost) as error:
+                        received.release()
+                        return await self._relay(exchange, answer)
+            except (Unreachable, ConnectionLost) as error:
                 why = str(error)
+                if not received.body.repeatable:
+                    exchange.abort()
+                    return Outcome.ROUTER_LOST
             self._passed_over(peer.name, why)
         return None
 
-    async def finish(self, request: web.Request, session: str) -> bool:
+    @staticmethod
+    def is_forwarded(exchange: Exchange) -> bool:
+        """Whether another router passed the request on."""
+        return exchange.head.headers.get(FORWARDED) is not None
+
+    async def finish(self, session: str) -> bool:
         """End a session that is not here: ask the routers that may have it, its owner first."""
-        if FORWARDED in request.headers:
-            return False
-        headers = {FORWARDED: self.peers.name, "X-Session-ID": session}
         for peer in self.peers.ahead(session_key(session), self._clock(), leaving=True):
-            try:
-                async with self._upstream.post(
-                    f"{peer.url}/finish_session", headers=headers, data=b"", timeout=SMALL_TIMEOUT_SECONDS
-                ) as answer:
-                    if answer.ok and (await answer.json()).get("finished"):
-                        return True
-            except (Unreachable, EngineLost) as error:
-                self._passed_over(peer.name, str(error))
+            answer = await self._ask(peer, "/finish_session", session, SMALL_TIMEOUT_SECONDS)
+            if answer.get("finished"):
+                return True
         return False
 
     async def fetch(self, session: str) -> str | None:
         """Take a session over from whoever has it: the engine that holds its KV; None if nobody had it."""
         asked = self.peers.with_sessions(self._clock())
-        homes = await asyncio.gather(*(self._release(router, session) for router in asked))
-        return next((home for home in homes if home), None)
+        answers = await asyncio.gather(
+            *(self._ask(router, "/admission/release", session, FETCH_TIMEOUT_SECONDS) for router in asked)
+        )
+        homes = (answer.get("engine") for answer in answers)
+        return next((home for home in homes if isinstance(home, str) and home), None)
 
-    async def _release(self, router: RouterShare, session: str) -> str | None:
-        headers = {FORWARDED: self.peers.name, "X-Session-ID": session}
+    async def _send(self, exchange: Exchange, received: Received, watch: Watch, peer: RouterShare) -> Answer:
+        headers = headers_for_router(exchange.head.headers)
+        headers.append((FORWARDED.encode(), self.peers.name.encode()))
+        headers.append((b"X-Request-Id", encode(received.request_id)))
+        if (traceparent := watch.sent(Leg.ROUTER, peer.name)) is not None:
+            headers.append(traceparent)
+        return await self._upstream.request(
+            Origin.of(peer.url),
+            exchange.head.method,
+            exchange.head.target,
+            headers,
+            received.body.first,
+            rest=received.body.rest(),
+            length=received.body.length,
+            connect_timeout=CONNECT_SECONDS,
+        )
+
+    async def _ask(self, router: RouterShare, path: str, session: str, timeout: float) -> dict[str, Any]:
+        """Ask another router something small about a session; {} if it does not answer."""
+        headers = [(FORWARDED.encode(), self.peers.name.encode()), (b"X-Session-ID", session.encode())]
         try:
-            async with self._upstream.post(
-                f"{router.url}/admission/release", headers=headers, data=b"", timeout=FETCH_TIMEOUT_SECONDS
-            ) as answer:
-                home = (await answer.json()).get("engine") if answer.ok else None
-                return home if isinstance(home, str) else None
-        except (Unreachable, EngineLost, ValueError) as error:
+            answer = await fetch(self._upstream, "POST", router.url + path, headers=headers, timeout=timeout)
+            value = msgspec.json.decode(answer.body) if answer.status == 200 else {}
+        except (Unreachable, ConnectionLost, msgspec.DecodeError) as error:
             self._passed_over(router.name, str(error))
-            return None
+            return {}
+        return value if isinstance(value, dict) else {}
 
     def _is_busy(self, received: Received) -> bool:
         """Whether requests of the session are being served or wait here: they stay together."""
@@ -137,23 +149,12 @@ class Forwarding:
         self._metrics.forwards.labels("passed_over").inc()
         log.warning("router %s is passed over for a while: %s", router, why)
 
-    async def _relay(
-        self, request: web.Request, upstream: aiohttp.ClientResponse
-    ) -> tuple[web.StreamResponse, Outcome]:
+    async def _relay(self, exchange: Exchange, answer: Answer) -> Outcome:
         """Pass an answer on as it comes; one that breaks off is broken off for the client too."""
-        response = web.StreamResponse(
-            status=upstream.status, reason=upstream.reason, headers=forwarded_headers(upstream.headers)
-        )
         try:
-            await response.prepare(request)
-            async for chunk in chunks(upstream):
-                await response.write(chunk)
-            await response.write_eof()
-        except EngineLost as error:
+            await answer.relay(exchange, (), on_body=None)
+        except ConnectionLost as error:
             log.warning("a forwarded answer broke off: %s", error)
-            if request.transport is not None:
-                request.transport.abort()
-            return response, Outcome.ROUTER_LOST
-        except ConnectionResetError:
-            return response, Outcome.CLIENT_GONE
-        return response, Outcome.FORWARDED
+            exchange.abort()
+            return Outcome.ROUTER_LOST
+        return Outcome.FORWARDED

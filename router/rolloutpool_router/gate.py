@@ -46,10 +46,13 @@ class Gate:
 
     async def enter(self, arrival: Arrival) -> Entered | Refusal:
         """Wait until the request may go to an engine. After Entered, call `leave` exactly once."""
+        answer = self.arrive(arrival)
+        return await self.wait(answer) if isinstance(answer, Queued) else answer
+
+    def arrive(self, arrival: Arrival) -> Entered | Refusal | Queued:
+        """The same without waiting: after Queued, `wait` at once."""
         answer, entered = self.controller.arrive(arrival, self._clock())
         self._wake(entered)
-        if isinstance(answer, Queued):
-            return await self._wait_to_enter(answer)
         return answer
 
     async def reroute(self, session: str, *, avoid: Collection[str]) -> Entered | Refusal | None:
@@ -58,12 +61,13 @@ class Gate:
         Waits while no engine is up; None if only those of `avoid` are. `leave` is due all the same.
         """
         answer = self.controller.reroute(session, now=self._clock(), avoid=avoid)
-        return await self._wait(_Waiter(answer)) if isinstance(answer, Queued) else answer
+        return await self._until_answered(_Waiter(answer)) if isinstance(answer, Queued) else answer
 
     def leave(self, session: str, *, ok: bool, usage: Usage | None) -> None:
         """A request that entered ended; `ok`: its answer was 2xx and complete."""
-        self.controller.end_turn(session, now=self._clock(), ok=ok, usage=usage)
-        self._admit()
+        now = self._clock()
+        self.controller.end_turn(session, now=now, ok=ok, usage=usage)
+        self._wake(self.controller.admit_waiting(now))
 
     def finish(self, session: str) -> bool:
         """The client is done with a session; False if it was not resident."""
@@ -113,10 +117,11 @@ class Gate:
                 self.controller.cancel(waiter.queued, self._clock())
             self._answer(session, refusal)
 
-    async def _wait_to_enter(self, queued: Queued) -> Entered | Refusal:
+    async def wait(self, queued: Queued) -> Entered | Refusal:
+        """Wait until a request that arrived may go to an engine."""
         waiter = _Waiter(queued)
         try:
-            answer = await self._wait(waiter)
+            answer = await self._until_answered(waiter)
         except asyncio.CancelledError:
             if queued.resident or isinstance(waiter.answer, Entered):
                 self.leave(queued.session, ok=False, usage=None)
@@ -125,7 +130,7 @@ class Gate:
             self.leave(queued.session, ok=False, usage=None)
         return answer
 
-    async def _wait(self, waiter: _Waiter) -> Entered | Refusal:
+    async def _until_answered(self, waiter: _Waiter) -> Entered | Refusal:
         session = waiter.queued.session
         self._waiters.setdefault(session, []).append(waiter)
         try:

@@ -7,76 +7,53 @@ end when the client closes its connection.
 
 from __future__ import annotations
 
-import json
+import asyncio
 import logging
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext
 from random import Random
-from typing import Any
 
-import aiohttp
-from aiohttp import web
-from multidict import CIMultiDict
-
-from rolloutpool_router.answers import refusal_response
-from rolloutpool_router.core.outcomes import Outcome, Refusal
-from rolloutpool_router.core.pd import Local, decode_leg, one_sequence, prefill_leg
-from rolloutpool_router.core.requests import Entered
-from rolloutpool_router.core.sessions import Usage
+from rolloutpool_router.answers import error_event, refuse
+from rolloutpool_router.bodies import BodyTooLong
+from rolloutpool_router.comments import Comments
+from rolloutpool_router.core.outcomes import SHUTTING_DOWN, Outcome, Refusal
+from rolloutpool_router.core.requests import Entered, Queued
+from rolloutpool_router.decisions import REASONS, reason_of
 from rolloutpool_router.gate import Gate
-from rolloutpool_router.intake import Intake
-from rolloutpool_router.metrics import Metrics
-from rolloutpool_router.proxy import (
-    EngineLost,
-    Unreachable,
-    Upstream,
-    chunks,
-    forwarded_headers,
-    request_headers,
-)
-from rolloutpool_router.usage import UsageReader, estimate_tokens
+from rolloutpool_router.intake import TOO_LARGE, Intake
+from rolloutpool_router.legs import KeptAnswer, Legs, Turn, keep, verdict
+from rolloutpool_router.metrics import EngineFault, Metrics
+from rolloutpool_router.prefill import Prefills
+from rolloutpool_router.telemetry import Leg, Watch
+from rolloutpool_router.usage import UsageReader
+from rolloutpool_router.weights import PauseGate
+from rolloutpool_router.wire.client import Answer, ConnectionLost, Unreachable, Upstream
+from rolloutpool_router.wire.heads import decode, encode
+from rolloutpool_router.wire.server import Exchange
 
 log = logging.getLogger(__name__)
 
 SERVICE_UNAVAILABLE = 503
 WARN_SECONDS = 10.0
 """Least time between two log lines about one engine's faults, in seconds."""
+AT_ONCE = (b"X-RolloutPool-Queue-Seconds", b"0.000")
+REASON_HEADERS = {reason: (b"X-RolloutPool-Reason", reason.encode()) for reason in REASONS}
 
 
-@dataclass(frozen=True)
-class KeptAnswer:
-    """An answer that was read whole: an error of an engine."""
+class Tap:
+    """Sees the pieces of an answer as they pass: when the first came, and the usage that it tells."""
 
-    status: int
-    headers: dict[str, str]
-    body: bytes
+    __slots__ = ("_watch", "reader")
 
+    def __init__(self, watch: Watch, prompt_bytes: int) -> None:
+        self.reader = UsageReader(prompt_bytes)
+        self._watch = watch
 
-@dataclass
-class Turn:
-    """One request on its way; filled in as it goes."""
-
-    request: web.Request
-    intake: Intake
-    entered: Entered
-    router: str
-    """This router."""
-    started: float
-    """When it entered, in seconds of the clock."""
-    outcome: Outcome = Outcome.CLIENT_GONE
-    """What became of it; a cancelled handler leaves this."""
-    usage: Usage | None = None
-    refused_by: dict[str, KeptAnswer] = field(default_factory=dict)
-    """503 answers by engine."""
-
-    def headers(self) -> dict[str, str]:
-        """What the router says of itself in the answer."""
-        return {
-            "X-RolloutPool-Engine": self.entered.engine,
-            "X-RolloutPool-Router": self.router,
-            "X-RolloutPool-Queue-Seconds": f"{self.entered.waited_seconds:.3f}",
-            "X-RolloutPool-Session": self.entered.session,
-        }
+    def __call__(self, piece: bytes) -> None:
+        """See the next piece."""
+        if self.reader.size == 0:
+            self._watch.first_byte()
+        self.reader.feed(piece)
 
 
 class Generations:
@@ -87,188 +64,179 @@ class Generations:
         router: str,
         *,
         gate: Gate,
+        pause: PauseGate,
         upstream: Upstream,
         metrics: Metrics,
         clock: Callable[[], float],
         rng: Random,
     ) -> None:
-        self._router = router
+        self._name_header = (b"X-RolloutPool-Router", router.encode())
         self._gate = gate
+        self._pause = pause
         self._fleet = gate.controller.fleet
-        self._upstream = upstream
-        self._metrics = metrics
+        self._legs = Legs(self._fleet, upstream)
+        self._prefills = Prefills(gate, self._legs, metrics, clock=clock, rng=rng)
         self._clock = clock
-        self._rng = rng
         self._warned: dict[str, float] = {}
         """When an engine's fault was last logged, by engine."""
 
-    async def serve(self, request: web.Request, intake: Intake) -> tuple[web.StreamResponse, Outcome]:
-        """Serve a request to its end."""
-        entered = await self._gate.enter(intake.arrival)
+    async def serve(self, exchange: Exchange, intake: Intake, watch: Watch) -> None:
+        """Serve a request to its end. If the outcome is SHUTTING_DOWN nothing has been answered yet."""
+        entered = self._gate.arrive(intake.arrival) if self._pause.is_open else None
+        if entered is None or isinstance(entered, Queued):
+            entered = await self._wait(exchange, intake, entered)
+        watch.decided(entered)
         if isinstance(entered, Refusal):
-            return refusal_response(entered), entered.outcome
-        self._metrics.queue_wait.labels(entered.class_name).observe(entered.waited_seconds)
-        turn = Turn(request, intake, entered, self._router, self._clock())
+            watch.outcome = entered.outcome
+            if entered.outcome is not Outcome.SHUTTING_DOWN or exchange.started:
+                refuse(exchange, entered)
+            return
+        turn = Turn(exchange, intake, watch, entered)
         try:
-            return await self._serve_entered(turn), turn.outcome
+            if not await self._try_engine(turn):
+                await self._try_others(turn)
         finally:
-            self._gate.leave(entered.session, ok=turn.outcome is Outcome.SERVED, usage=turn.usage)
+            self._gate.leave(entered.session, ok=watch.outcome is Outcome.SERVED, usage=watch.usage)
 
-    async def _serve_entered(self, turn: Turn) -> web.StreamResponse:
-        while True:
-            try:
-                answer = await self._try_engine(turn)
-            except Unreachable:
-                self._gate.engine_failed(turn.entered.engine)
-                answer = None
-            except EngineLost as error:
-                return self._lost(turn, error)
-            if answer is not None:
-                return answer
-            session = turn.entered.session
-            other = await self._gate.reroute(session, avoid=turn.refused_by.keys())
-            if isinstance(other, Refusal):
-                turn.outcome = other.outcome
-                return refusal_response(other)
+    async def _wait(self, exchange: Exchange, intake: Intake, queued: Queued | None) -> Entered | Refusal:
+        """Wait until the request may go to an engine; before it is queued, until the pool goes on."""
+        with Comments(exchange) if intake.streaming else nullcontext():
+            if queued is not None:
+                return await self._gate.wait(queued)
+            if not await self._pause.wait_open():
+                return SHUTTING_DOWN
+            return await self._gate.enter(intake.arrival)
+
+    async def _try_others(self, turn: Turn) -> None:
+        """Have another engine answer, as long as those tried have no place for the request."""
+        served = False
+        while not served:
+            other = await self._gate.reroute(turn.entered.session, avoid=turn.refused_by.keys())
             if other is None:
-                return self._kept(turn, next(reversed(turn.refused_by.values())))
+                return self._answer_kept(turn, next(reversed(turn.refused_by.values())))
+            turn.watch.decided(other)
+            if isinstance(other, Refusal):
+                turn.watch.outcome = other.outcome
+                return refuse(turn.exchange, other)
             turn.entered = other
+            served = await self._try_engine(turn)
+        return None
 
-    async def _try_engine(self, turn: Turn) -> web.StreamResponse | None:
-        """The answer of the session's engine, None if it has no place for the request."""
-        data = await self._prefill(turn)
+    async def _try_engine(self, turn: Turn) -> bool:
+        """Have the session's engine answer; False if it has no place for it, so that it may go elsewhere."""
+        if not self._pause.is_open and not await self._pause.wait_open():
+            turn.watch.outcome = Outcome.SHUTTING_DOWN
+            return True
+        data: bytes | KeptAnswer = turn.intake.received.body.first
+        if self._fleet.has_prefill:
+            data = await self._prefills.body(turn)
         if isinstance(data, KeptAnswer):
-            return self._kept(turn, data)
+            self._answer_kept(turn, data)
+            return True
         engine = turn.entered.engine
-        async with self._upstream.post(
-            self._url(engine, turn), headers=self._headers(turn), data=data
-        ) as response:
-            self._fleet.answered(engine)
-            if response.status == SERVICE_UNAVAILABLE:
-                turn.refused_by[engine] = await _keep(response)
-                return None
-            return await self._relay(turn, response)
-
-    async def _prefill(self, turn: Turn) -> bytes | KeptAnswer:
-        """Body for the session's engine; with the KV of a prefill engine where there is one.
-
-        The prefill engine's own refusal (4xx) is the request's fault, so it is the answer. Any other failure
-        of it leaves the prompt to the session's engine, which has seen nothing yet.
-        """
-        raw = turn.intake.raw
-        if turn.intake.body.get("kv_transfer_params") is not None or not one_sequence(turn.intake.body):
-            return raw
-        tokens = estimate_tokens(raw)
-        choice = self._fleet.choose_prefill(
-            turn.entered.engine,
-            prefix=turn.intake.arrival.prefix,
-            prompt_tokens=tokens,
-            now=self._clock(),
-            rng=self._rng,
-        )
-        if isinstance(choice, Local):
-            return raw
-        self._fleet.prefill_started(choice.engine, tokens)
+        attempt = self._fleet.generation_begins(engine, self._clock())
+        if attempt is None:
+            return False
+        ok: bool | None = None
         try:
-            answer = await self._first_leg(turn, choice.engine)
+            answer = await self._legs.send(turn, Leg.ENGINE, engine, data)
+            try:
+                self._fleet.answered(engine)
+                attempt.head_arrived(answer)
+                ok = verdict(answer.head.status)
+                if answer.head.status == SERVICE_UNAVAILABLE and turn.intake.received.body.repeatable:
+                    turn.watch.failed(engine, EngineFault.BUSY)
+                    turn.refused_by[engine] = await keep(answer)
+                    return False
+                await self._relay(turn, answer)
+            finally:
+                answer.close()
         except Unreachable:
-            self._gate.engine_failed(choice.engine)
-            return await self._prefill(turn)
-        except EngineLost:
-            self._metrics.prefills.labels("fallback").inc()
-            return raw
+            turn.watch.failed(engine, EngineFault.UNREACHABLE)
+            self._gate.engine_failed(engine)
+            return False
+        except ConnectionLost as error:
+            ok = False
+            self._lost(turn, EngineFault.STALLED if attempt.stalled else EngineFault.LOST, error)
+        except BodyTooLong:
+            turn.watch.outcome = TOO_LARGE.outcome
+            refuse(turn.exchange, TOO_LARGE)
+        except asyncio.CancelledError:
+            ok = None
+            raise
         finally:
-            self._fleet.prefill_ended(choice.engine, tokens)
-        if 400 <= answer.status < 500:
-            return answer
-        params = _transfer_params(answer)
-        self._metrics.prefills.labels("remote" if params is not None else "fallback").inc()
-        if params is None:
-            return raw
-        self._fleet.prefixes.record(turn.intake.arrival.prefix, choice.engine)
-        return json.dumps(decode_leg(turn.intake.body, params)).encode()
+            self._fleet.generation_ended(attempt, self._clock(), ok=ok)
+        return True
 
-    async def _first_leg(self, turn: Turn, engine: str) -> KeptAnswer:
-        data = json.dumps(prefill_leg(turn.intake.body)).encode()
-        url = self._url(engine, turn)
-        async with self._upstream.post(url, headers=self._headers(turn), data=data) as response:
-            self._fleet.answered(engine)
-            return await _keep(response)
-
-    async def _relay(self, turn: Turn, upstream: aiohttp.ClientResponse) -> web.StreamResponse:
-        """Pass an answer on chunk by chunk, as it comes."""
-        headers = forwarded_headers(upstream.headers)
-        headers.update(turn.headers())
-        response = web.StreamResponse(status=upstream.status, reason=upstream.reason, headers=headers)
-        reader = UsageReader(turn.intake.raw)
+    async def _relay(self, turn: Turn, answer: Answer) -> None:
+        """Pass an answer on as it comes."""
+        received, watch, status = turn.intake.received, turn.watch, answer.head.status
+        received.release()
+        if status >= 300:
+            return await self._relay_refusal(turn, answer)
+        tap = Tap(watch, received.body.size)
         try:
-            await response.prepare(turn.request)
-            async for chunk in chunks(upstream):
-                if reader.empty and upstream.ok:
-                    ttft = self._metrics.ttft.labels(turn.entered.class_name)
-                    ttft.observe(self._clock() - turn.started)
-                reader.feed(chunk)
-                await response.write(chunk)
-            await response.write_eof()
-        except EngineLost as error:
-            return self._cut(turn, response, error)
-        except ConnectionResetError:
-            return response
+            await answer.relay(turn.exchange, self._told(turn.entered), on_body=tap)
         finally:
-            turn.usage = reader.usage() if upstream.ok and not reader.empty else None
-        turn.outcome = Outcome.SERVED if upstream.ok else Outcome.ENGINE_REFUSED
-        return response
+            if tap.reader.size:
+                watch.usage = tap.reader.usage()
+        watch.outcome = Outcome.SERVED
+        return None
 
-    def _cut(self, turn: Turn, response: web.StreamResponse, error: EngineLost) -> web.StreamResponse:
-        """Break off an answer that cannot be completed, so that the client does not take it for whole."""
-        self._warn(turn, f"broke off an answer: {error}")
-        turn.outcome = Outcome.ENGINE_LOST
-        if turn.request.transport is not None:
-            turn.request.transport.abort()
-        return response
+    async def _relay_refusal(self, turn: Turn, answer: Answer) -> None:
+        """Pass on an answer that is not 2xx; in an event stream that has begun it is the last event."""
+        if answer.head.status >= 500:
+            turn.watch.failed(turn.entered.engine, EngineFault.ERROR)
+        if turn.exchange.started:
+            turn.exchange.write_piece(error_event(await answer.read()))
+            turn.exchange.end()
+        else:
+            await answer.relay(turn.exchange, self._told(turn.entered), on_body=None)
+        turn.watch.outcome = Outcome.ENGINE_REFUSED
 
-    def _lost(self, turn: Turn, error: EngineLost) -> web.StreamResponse:
-        self._warn(turn, f"took a request and went away: {error}")
-        turn.outcome = Outcome.ENGINE_LOST
+    def _told(self, entered: Entered) -> list[tuple[bytes, bytes]]:
+        """What the router says of itself in the answer."""
+        waited = entered.waited_seconds
+        return [
+            (b"X-RolloutPool-Engine", entered.engine.encode()),
+            self._name_header,
+            (b"X-RolloutPool-Queue-Seconds", b"%.3f" % waited) if waited else AT_ONCE,
+            REASON_HEADERS[reason_of(entered)],
+            (b"X-RolloutPool-Session", encode(entered.session)),
+        ]
+
+    def _lost(self, turn: Turn, fault: EngineFault, error: ConnectionLost) -> None:
+        """The engine's connection broke: break off the client's answer, or say why there is none."""
+        turn.watch.outcome = Outcome.ENGINE_LOST
+        turn.watch.failed(turn.entered.engine, fault)
+        self._warn(
+            turn,
+            f"took a request and {'fell silent' if fault is EngineFault.STALLED else 'went away'}: {error}",
+        )
+        if turn.exchange.started:
+            return turn.exchange.abort()
         message = (
             f"engine {turn.entered.engine} went away after it had taken the request; it was not repeated, "
             "since it may have run: send it again if a second sample does no harm"
         )
-        return refusal_response(Refusal(Outcome.ENGINE_LOST, message), turn.headers())
+        return refuse(
+            turn.exchange, Refusal(Outcome.ENGINE_LOST, message), dict(_text(self._told(turn.entered)))
+        )
 
     def _warn(self, turn: Turn, what: str) -> None:
         """Tell of an engine's fault, once in a while: all its requests fail at once. Metrics count each."""
         engine, now = turn.entered.engine, self._clock()
         if now - self._warned.get(engine, -WARN_SECONDS) >= WARN_SECONDS:
             self._warned[engine] = now
-            log.warning("request %s: engine %s %s", turn.intake.request_id, engine, what)
+            log.warning("request %s: engine %s %s", turn.intake.received.request_id, engine, what)
 
-    def _kept(self, turn: Turn, kept: KeptAnswer) -> web.StreamResponse:
-        turn.outcome = Outcome.ENGINE_REFUSED
-        return web.Response(status=kept.status, body=kept.body, headers=kept.headers | turn.headers())
-
-    def _url(self, engine: str, turn: Turn) -> str:
-        known = self._fleet.engines.get(engine)
-        if known is None:
-            raise Unreachable(f"engine {engine} is no longer part of the pool")
-        return known.url + turn.request.path_qs
-
-    def _headers(self, turn: Turn) -> CIMultiDict[str]:
-        names = {"X-Session-ID": turn.intake.arrival.session, "X-Request-Id": turn.intake.request_id}
-        return request_headers(turn.request.headers, names)
+    def _answer_kept(self, turn: Turn, kept: KeptAnswer) -> None:
+        turn.watch.outcome = Outcome.ENGINE_REFUSED
+        if turn.exchange.started:
+            turn.exchange.write_piece(error_event(kept.body))
+            return turn.exchange.end()
+        return turn.exchange.answer(kept.status, _text([*kept.headers, *self._told(turn.entered)]), kept.body)
 
 
-async def _keep(response: aiohttp.ClientResponse) -> KeptAnswer:
-    headers = dict(forwarded_headers(response.headers, drop=frozenset({"content-length"})))
-    return KeptAnswer(response.status, headers, await response.read())
-
-
-def _transfer_params(answer: KeptAnswer) -> dict[str, Any] | None:
-    """What a prefill engine's answer says about its blocks; None if it holds none."""
-    if answer.status != 200:
-        return None
-    try:
-        params = json.loads(answer.body).get("kv_transfer_params")
-    except (ValueError, AttributeError):
-        return None
-    return params if isinstance(params, dict) else None
+def _text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
+    return [(decode(name), decode(value)) for name, value in headers]

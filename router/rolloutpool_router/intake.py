@@ -1,68 +1,98 @@
-"""From an HTTP request to an arrival: read it, check it, find its session and class."""
+"""From a request to an arrival: read it, check it, find its session and class."""
 
 from __future__ import annotations
 
-import json
+import itertools
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from dataclasses import replace
+from typing import NamedTuple
 
-from aiohttp import web
-from aiohttp.http_exceptions import ContentEncodingError
-
+from rolloutpool_router.bodies import MAX_BODY_BYTES, NO_FIELDS, Body, Budget, Fields, Placing
 from rolloutpool_router.core import identity
 from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.outcomes import Outcome, Refusal
 from rolloutpool_router.core.ownership import session_key
 from rolloutpool_router.core.peers import Peers
-from rolloutpool_router.core.prefix import read_prompt
+from rolloutpool_router.core.prompts import read_prompt
 from rolloutpool_router.core.requests import Arrival
+from rolloutpool_router.core.view import PoolView
+from rolloutpool_router.paths import Target
 from rolloutpool_router.usage import BYTES_PER_TOKEN
+from rolloutpool_router.wire.server import Exchange
 
-MAX_BODY_BYTES = 64 * 1024 * 1024
-"""Largest request body: it is held while its session waits, and reading its JSON holds up the others."""
+_PROCESS = uuid.uuid4().hex[:16]
+_COUNT = itertools.count()
+TOO_LARGE = Refusal(Outcome.TOO_LARGE, f"the body is longer than {MAX_BODY_BYTES} bytes: send less")
 
-
-@dataclass(frozen=True)
-class Intake:
-    """A request that may be served."""
-
-    arrival: Arrival
-    body: Mapping[str, Any]
-    """The parsed body."""
-    raw: bytes
-    """The body as it came; this is what is forwarded."""
-    request_id: str
-    """The client's X-Request-Id, else one made here."""
-
-    def at(self, home: str | None) -> Intake:
-        """The same, of a session whose KV this engine is told to hold."""
-        return replace(self, arrival=replace(self.arrival, home=home))
+UNPLACED = (), None, False
+"""What is asked of a prompt whose session has a place."""
 
 
-@dataclass(frozen=True)
 class Received:
     """A request that was read; looked into only as far as somebody asks."""
 
-    headers: Mapping[str, str]
-    """With lower-case names."""
-    raw: bytes
-    request_id: str
+    __slots__ = (
+        "_fields",
+        "_placing",
+        "_session",
+        "_session_known",
+        "body",
+        "headers",
+        "request_id",
+        "target",
+        "view",
+    )
 
-    @cached_property
-    def body(self) -> dict[str, Any] | Refusal:
-        """The parsed body."""
-        return parse_body(self.raw)
+    def __init__(
+        self, target: Target, headers: Mapping[str, str], body: Body, *, request_id: str, view: PoolView
+    ) -> None:
+        """Look into nothing yet.
 
-    @cached_property
+        Args:
+            target: what is asked for.
+            headers: with lower-case names.
+            body: read as far as its window.
+            request_id: the client's X-Request-Id, else one made here.
+            view: the pool as it is known now.
+        """
+        self.target = target
+        self.headers = headers
+        self.body = body
+        self.request_id = request_id
+        self.view = view
+        self._fields: Fields | Refusal | None = None
+        self._session: str | Refusal | None = None
+        self._session_known = False
+        self._placing: Placing | None = None
+
+    @property
+    def fields(self) -> Fields | Refusal:
+        """The body's fields; none of one that is longer than the window."""
+        if self._fields is None:
+            body = self.body
+            self._fields = body.budget.lately.split(body.first) if body.complete else NO_FIELDS
+        return self._fields
+
+    @property
     def session(self) -> str | Refusal | None:
-        """The session that the request names, None where it names none; a header spares parsing the body."""
-        named = identity.session_id(self.headers, {})
-        if named is not None:
-            return named
-        return identity.session_id(self.headers, self.body) if isinstance(self.body, dict) else self.body
+        """The session that the request names, None if it names none; a header spares splitting the body."""
+        if not self._session_known:
+            self._session, self._session_known = self._named_session(), True
+        return self._session
+
+    @property
+    def placing(self) -> Placing:
+        """What is asked of the prompt to find it a place; of a body longer than the window its beginning."""
+        if self._placing is None:
+            spec, fields = self.view.spec, self.fields
+            model, block_size = spec.model.name, spec.engine.block_size
+            if self.body.complete and isinstance(fields, Fields):
+                self._placing = fields.placing(model, block_size)
+            else:
+                prompt = read_prompt({"prompt": self.body.first}, model=model, block_size=block_size)
+                self._placing = Placing.of(prompt, has_history=False)
+        return self._placing
 
     def owned_as(self) -> bytes | None:
         """What tells whose the request is: its session, else its prompt, so that samples of one prompt meet.
@@ -71,92 +101,116 @@ class Received:
         """
         if isinstance(self.session, str):
             return session_key(self.session)
-        if self.session is None and isinstance(self.body, dict):
-            return read_prompt(self.body).group()
+        if self.session is None and isinstance(self.fields, Fields):
+            return self.placing.group
         return None
 
+    def release(self) -> None:
+        """Let the body go: it is not sent again."""
+        self.body.release()
+        self._fields = NO_FIELDS
+        self._placing = None
 
-async def receive(request: web.Request) -> Received | Refusal:
-    """Read a request; a Refusal says what to send instead."""
-    try:
-        raw = await request.read()
-    except web.HTTPRequestEntityTooLarge:
-        return Refusal(Outcome.TOO_LARGE, f"the body is larger than {MAX_BODY_BYTES} bytes: send less")
-    except (web.RequestPayloadError, ContentEncodingError) as error:
-        return Refusal(Outcome.INVALID_BODY, f"the body cannot be read: {error}")
-    headers = {name.lower(): value for name, value in request.headers.items()}
-    return Received(headers, raw, headers.get("x-request-id") or uuid.uuid4().hex)
+    def _named_session(self) -> str | Refusal | None:
+        if self.target.session is not None:
+            return identity.checked_session(self.target.session, "the path")
+        named = identity.session_in_headers(self.headers)
+        if named is not None:
+            return named
+        fields = self.fields
+        return identity.session_in_body(fields) if isinstance(fields, Fields) else fields
+
+
+class Intake(NamedTuple):
+    """A request that may be served."""
+
+    arrival: Arrival
+    received: Received
+    streaming: bool
+    """Whether the client asked for an event stream."""
+
+    def at(self, home: str | None) -> Intake:
+        """The same, of a session whose KV this engine is told to hold."""
+        return self._replace(arrival=replace(self.arrival, home=home))
+
+
+async def receive(exchange: Exchange, target: Target, budget: Budget, view: PoolView) -> Received | Refusal:
+    """Read a request as far as it must be known; a Refusal says what to send instead."""
+    length = exchange.body_length
+    if length is not None and length > MAX_BODY_BYTES:
+        return TOO_LARGE
+    first = await exchange.read_body(budget.window)
+    headers = exchange.head.headers.lower
+    encoding = headers.get("content-encoding")
+    body = Body(first, exchange.body_complete, length, exchange, budget)
+    if encoding is not None and encoding.lower() != "identity":
+        body.release()
+        return Refusal(
+            Outcome.INVALID_BODY,
+            "the body is compressed, which engines do not read: send it as plain JSON",
+            status=415,
+        )
+    return Received(target, headers, body, request_id=headers.get("x-request-id") or _made_up(), view=view)
 
 
 def take(received: Received, controller: AdmissionController, peers: Peers, now: float) -> Intake | Refusal:
     """What the request asks for; a Refusal says what to send instead. `now`: seconds of the peers' clock."""
-    body = received.body
-    if isinstance(body, Refusal):
-        return body
-    arrival = identify(received.headers, body, controller, size=len(received.raw))
-    if isinstance(arrival, Refusal):
-        return arrival
-    if not arrival.single and controller.class_of(arrival.session) is None and controller.view is not None:
-        pause = controller.view.workloads[arrival.class_name].idle_seconds()
-        stray = peers.may_have_had(session_key(arrival.session), now, within=pause)
-        arrival = replace(arrival, stray=stray)
-    return Intake(arrival, body, received.raw, received.request_id)
-
-
-def parse_body(raw: bytes) -> dict[str, Any] | Refusal:
-    """The JSON object of a body."""
-    try:
-        body = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        return Refusal(Outcome.INVALID_BODY, f"the body is no valid JSON: {error}")
-    if not isinstance(body, dict):
-        kind = type(body).__name__
-        return Refusal(Outcome.INVALID_BODY, f"the body must be a JSON object, it is a {kind}")
-    return body
-
-
-def identify(
-    headers: Mapping[str, str], body: Mapping[str, Any], controller: AdmissionController, *, size: int
-) -> Arrival | Refusal:
-    """Session and class of a request.
-
-    Args:
-        headers: with lower-case names.
-        body: parsed.
-        controller: knows the pool and its sessions.
-        size: bytes of the body, which tell about the length of the prompt.
-    """
-    view = controller.view
-    if view is None:
-        return Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet: try again")
-    if (refusal := identity.unknown_model(body, view.models)) is not None:
+    fields = received.fields
+    if isinstance(fields, Refusal):
+        return fields
+    view = controller.view or received.view
+    if (refusal := identity.unknown_model(fields, view.models)) is not None:
         return refusal
-    session = identity.session_id(headers, body)
+    session = received.session
     if isinstance(session, Refusal):
         return session
+    admitted_as = controller.class_of(session) if session is not None else None
     class_name = identity.rollout_class(
-        headers,
-        body,
+        received.headers,
+        fields,
+        path_class=received.target.class_name,
         session=session,
-        admitted_as=controller.class_of(session) if session is not None else None,
+        admitted_as=admitted_as,
         workloads=view.workloads,
     )
     if isinstance(class_name, Refusal):
-        return class_name
-    has_history = identity.has_history(body)
-    prompt = read_prompt(body) if _is_placed(session, controller) else None
+        return class_name if received.body.complete else _name_in_headers(class_name, received.body)
+    stray = False
+    if session is not None and admitted_as is None:
+        pause = view.idle_seconds[class_name]
+        stray = peers.may_have_had(session_key(session), now, within=pause)
+    arrival = _arrival(received, session, class_name, stray=stray, placed=_is_placed(session, controller))
+    return Intake(arrival, received, fields.get("stream") is True)
+
+
+def _arrival(
+    received: Received, session: str | None, class_name: str, *, stray: bool, placed: bool
+) -> Arrival:
+    """The request for admission; `placed`: a place must be found for it."""
+    keys, group, history = received.placing if placed else UNPLACED
     return Arrival(
-        session=session if session is not None else f"single-{uuid.uuid4().hex}",
+        session=session if session is not None else f"single-{_made_up()}",
         class_name=class_name,
-        prefix=prompt.prefix_keys() if prompt is not None else (),
+        prefix=keys,
         single=session is None,
-        has_history=has_history,
-        prompt_tokens=size // BYTES_PER_TOKEN,
-        group=prompt.group() if prompt is not None and not has_history else None,
+        has_history=history,
+        prompt_tokens=received.body.size // BYTES_PER_TOKEN,
+        group=group if not history else None,
+        stray=stray,
     )
+
+
+def _made_up() -> str:
+    """An id that nobody else has: random by process, then counted, since each UUID costs a system call."""
+    return f"{_PROCESS}{next(_COUNT):016x}"
 
 
 def _is_placed(session: str | None, controller: AdmissionController) -> bool:
     """Whether a place must be found for the request: hashing a long prompt costs up to a millisecond."""
     resident = session is not None and controller.table.get(session) is not None
     return not resident or controller.fleet.has_prefill
+
+
+def _name_in_headers(refusal: Refusal, body: Body) -> Refusal:
+    hint = f"; a body over {len(body.first)} bytes is not searched for it"
+    return replace(refusal, message=refusal.message + hint)

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from rolloutpool_router.core.peers import Peers
 from rolloutpool_router.core.roster import GONE_SECONDS
 from rolloutpool_router.feed import PoolFeed
-from rolloutpool_router.proxy import EngineLost, Unreachable, Upstream
+from rolloutpool_router.wire.client import ConnectionLost, Unreachable, Upstream, fetch
 
 PERIOD_SECONDS = 2.0
 TIMEOUT_SECONDS = 2.0
@@ -42,7 +42,6 @@ async def watch_listed(
 async def _lives(upstream: Upstream, url: str) -> bool:
     """Whether a router's process answers, ready or not."""
     try:
-        async with upstream.get(f"{url}/health", timeout=TIMEOUT_SECONDS) as response:
-            return response.ok
-    except (Unreachable, EngineLost):
+        return (await fetch(upstream, "GET", f"{url}/health", timeout=TIMEOUT_SECONDS)).status == 200
+    except (Unreachable, ConnectionLost):
         return False

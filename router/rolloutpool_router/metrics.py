@@ -1,164 +1,212 @@
-"""The router's own metrics; labels are classes of the spec, outcomes and engines, so series stay few."""
+"""What requests count; every label has a closed set, so series stay few whatever clients send.
+
+What can be read from the router's state is not counted here but read when metrics are asked for
+(`state_metrics`). docs/metrics.md lists all of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import asyncio
+from collections.abc import Container
+from dataclasses import dataclass
+from enum import StrEnum
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import Metric
+from prometheus_client.process_collector import ProcessCollector
 from prometheus_client.registry import Collector
 
 from rolloutpool_router.core.controller import AdmissionController
-from rolloutpool_router.core.mixture import drift_percentage_points, shares
 from rolloutpool_router.core.outcomes import Outcome
-from rolloutpool_router.core.peers import Peers
-from rolloutpool_router.core.queues import ClassQueue
+from rolloutpool_router.core.requests import Entered
+from rolloutpool_router.decisions import ENTRY_REASONS, reason_of
+from rolloutpool_router.metric_families import OTHER, Count, Counters, Family, Known, Timing, Timings
+from rolloutpool_router.state_metrics import DataPlane, StateCollector
 
-NO_CLASS = ""
+__all__ = ["NO_CLASS", "EngineFault", "Metrics", "StateCollector"]
+
+NO_CLASS = OTHER
 """Label of requests whose class is not known."""
 _WAIT_BUCKETS = (0.001, 0.01, 0.1, 0.5, 1, 5, 15, 60, 300, 900, 3600)
 _TTFT_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2, 5, 10, 30, 120)
-_COUNTERS = {
-    "finished": "Sessions that ended after at least one complete answer.",
-    "adopted": "Unknown sessions with history that were let in at once.",
-    "rejected": "Requests answered with an overload status.",
-    "parked": "Times that a session was parked.",
-}
+_REQUEST_BUCKETS = (0.1, 0.5, 1, 5, 15, 60, 300, 900, 1800, 3600, 7200)
+_TOKEN_BUCKETS = (0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1)
+_LAG_BUCKETS = (0.001, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1)
+
+
+class EngineFault(StrEnum):
+    """How a generation failed at an engine."""
+
+    UNREACHABLE = "unreachable"
+    """No connection was made; the request went elsewhere."""
+    BUSY = "busy"
+    """It answered 503; the request went elsewhere."""
+    ERROR = "error"
+    """It answered another 5xx."""
+    LOST = "lost"
+    """It broke off, or answered what is no HTTP."""
+    STALLED = "stalled"
+    """Its stream stopped."""
+
+
+def _among(values: Container[str]) -> Known:
+    return lambda: values
+
+
+@dataclass(frozen=True, slots=True)
+class ClassSeries:
+    """The series of one class that its requests move."""
+
+    queue_wait: Timing
+    ttft: Timing
+    token_time: Timing
+    request_time: Timing
+    prompt_tokens: Count
+    cached_tokens: Count
+    completion_tokens: Count
 
 
 class Metrics:
     """Counters and histograms that requests move, in a registry of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, controller: AdmissionController) -> None:
+        """Count nothing yet; labels are the classes and engines of this controller's pool."""
         self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "rolloutpool_router_requests",
-            "Requests by class and outcome.",
-            ["class", "outcome"],
-            registry=self.registry,
-        )
-        self.queue_wait = Histogram(
-            "rolloutpool_router_queue_wait_seconds",
-            "Time that requests waited to enter, in seconds.",
-            ["class"],
-            buckets=_WAIT_BUCKETS,
-            registry=self.registry,
-        )
-        self.ttft = Histogram(
-            "rolloutpool_router_time_to_first_byte_seconds",
-            "Time from entering to the first byte of the answer's body, in seconds.",
-            ["class"],
-            buckets=_TTFT_BUCKETS,
-            registry=self.registry,
-        )
-        self.prefills = Counter(
-            "rolloutpool_router_prefills",
-            "Prompts of disaggregated engines by where they were computed: remote, local, fallback.",
-            ["where"],
-            registry=self.registry,
-        )
+        self.plane = DataPlane()
+        """Set its fields to where the numbers are."""
 
-        self.forwards = Counter(
-            "rolloutpool_router_forwards",
-            "Attempts to pass a request on to the router that it belongs to: passed_on, passed_over.",
-            ["result"],
-            registry=self.registry,
+        def classes() -> Container[str]:
+            return controller.classes
+
+        def engines() -> Container[str]:
+            return controller.fleet.engines
+
+        self._classes = classes
+
+        self.requests = Counters(
+            "requests",
+            "Requests by class and outcome.",
+            {"class": classes, "outcome": _among({outcome.value for outcome in Outcome})},
         )
+        self.entries = Counters(
+            "entries",
+            "Sessions that entered an engine, parked ones again, by reason.",
+            {"class": classes, "reason": _among(ENTRY_REASONS)},
+        )
+        self.queue_wait = Timings(
+            "queue_wait_seconds",
+            "Time that requests waited to enter, in seconds.",
+            {"class": classes},
+            _WAIT_BUCKETS,
+        )
+        self.ttft = Timings(
+            "time_to_first_byte_seconds",
+            "Time from entering to the first byte of the answer's body, in seconds.",
+            {"class": classes},
+            _TTFT_BUCKETS,
+        )
+        self.token_time = Timings(
+            "time_per_output_token_seconds",
+            "Time from the first byte of a stream to its end, per token after the first, in seconds.",
+            {"class": classes},
+            _TOKEN_BUCKETS,
+        )
+        self.request_time = Timings(
+            "request_seconds",
+            "Time from a request's head to the end of its answer, waits included, in seconds.",
+            {"class": classes},
+            _REQUEST_BUCKETS,
+        )
+        self.prompt_tokens = Counters(
+            "prompt_tokens",
+            "Prompt tokens of answers, cached or not, as the engines say.",
+            {"class": classes},
+        )
+        self.cached_tokens = Counters(
+            "cached_prompt_tokens",
+            "Those of them that the engines found in their prefix caches.",
+            {"class": classes},
+        )
+        self.completion_tokens = Counters(
+            "completion_tokens", "Tokens generated, as the engines say.", {"class": classes}
+        )
+        self.prefills = Counters(
+            "prefills",
+            "Prompts of disaggregated engines by where they were computed: remote, local, fallback.",
+            {"where": _among({"remote", "local", "fallback"})},
+        )
+        self.forwards = Counters(
+            "forwards",
+            "Attempts to pass a request on to the router that it belongs to: passed_on, passed_over.",
+            {"result": _among({"passed_on", "passed_over"})},
+        )
+        self.faults = Counters(
+            "engine_faults",
+            "Generations that failed at an engine, by how: unreachable, busy, error, lost, stalled.",
+            {"engine": engines, "fault": _among({fault.value for fault in EngineFault})},
+        )
+        self.loop_lag = Timings(
+            "event_loop_lag_seconds",
+            "How late a timer of the event loop ran, in seconds: what every request waits for the process.",
+            {},
+            _LAG_BUCKETS,
+        )
+        self._of_class: dict[str, ClassSeries] = {}
+        for family in [kept for kept in vars(self).values() if isinstance(kept, (Family, DataPlane))]:
+            self.registry.register(family)
+            if isinstance(family, Family):
+                family.dropped = self._of_class.clear
+        ProcessCollector(registry=self.registry)
+
+    def of_class(self, class_name: str) -> ClassSeries:
+        """What the requests of a class count; not to be kept from one request to the next."""
+        found = self._of_class.get(class_name)
+        return found if found is not None else self._new_class(class_name)
+
+    def _new_class(self, class_name: str) -> ClassSeries:
+        name = class_name if class_name in self._classes() else NO_CLASS
+        made = ClassSeries(
+            queue_wait=self.queue_wait.labels(name),
+            ttft=self.ttft.labels(name),
+            token_time=self.token_time.labels(name),
+            request_time=self.request_time.labels(name),
+            prompt_tokens=self.prompt_tokens.labels(name),
+            cached_tokens=self.cached_tokens.labels(name),
+            completion_tokens=self.completion_tokens.labels(name),
+        )
+        return self._of_class.setdefault(name, made)
 
     def ended(self, class_name: str, outcome: Outcome) -> None:
         """Count one request."""
-        self.requests.labels(class_name, outcome.value).inc()
+        self.requests.labels(class_name, outcome._value_).value += 1
+
+    def entered(self, entered: Entered) -> None:
+        """Count a session that entered an engine."""
+        self.entries.labels(entered.class_name, reason_of(entered)).value += 1
+
+    def failed(self, engine: str, fault: EngineFault) -> None:
+        """Count a generation that failed at an engine."""
+        self.faults.labels(engine, fault.value).value += 1
 
     def text(self) -> bytes:
         """The exposition of GET /metrics."""
         return generate_latest(self.registry)
 
-
-class StateCollector(Collector):
-    """Reads the controller when metrics are asked for, so that no request pays for a gauge."""
-
-    def __init__(
-        self,
-        controller: AdmissionController,
-        peers: Peers,
-        clock: Callable[[], float],
-        ignored: Callable[[], int],
-        status_age: Callable[[], float],
-    ) -> None:
-        self._controller = controller
-        self._peers = peers
-        self._clock = clock
-        self._ignored = ignored
-        self._status_age = status_age
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing up front: the series depend on the object."""
-        return ()
-
-    def collect(self) -> Iterator[Metric]:
-        """Gauges and counters of the state as it is now."""
-        yield from self._by_class()
-        yield from self._by_engine()
-        view = self._controller.view
-        consumed = shares(self._controller.consumed.counts)
-        drift = drift_percentage_points(view.shares, consumed) if view is not None else 0.0
-        yield _gauge("mixture_drift_percentage_points", "Consumed mixture against the shares.", drift)
-        yield _gauge("sessions", "Resident sessions.", len(self._controller.table))
-        yield _gauge(
-            "stalled_requests", "Requests that no engine is up for.", self._controller.stalled.requests
-        )
-        yield _gauge("prefix_index_keys", "Prompt prefixes known.", len(self._controller.fleet.prefixes))
-        yield _gauge("applied_revision", "status.admission.revision in force.", view.revision if view else 0)
-        yield _gauge("peers", "Other routers of the pool.", len(self._peers.others))
-        yield _gauge("listed", "0: others are listed and this router is not.", float(self._peers.listed))
-        yield _gauge("status_age_seconds", "Time since the object was last seen.", self._status_age())
-        ignored = CounterMetricFamily(
-            "rolloutpool_router_statuses_ignored", "Objects that were malformed or stale and changed nothing."
-        )
-        ignored.add_metric([], self._ignored())
-        yield ignored
-
-    def _by_class(self) -> Iterator[Metric]:
-        now = self._clock()
-        rows: dict[str, tuple[str, Callable[[str], float]]] = {
-            "active_sessions": ("Resident sessions.", lambda name: self._controller.table.by_class[name]),
-            "parked_sessions": (
-                "Sessions between two turns that gave their place back.",
-                lambda name: self._controller.table.parked_by_class[name],
-            ),
-            "waiting_sessions": ("Sessions that wait to enter.", lambda name: len(self._queue(name))),
-            "oldest_wait_seconds": ("Longest current wait.", lambda name: self._queue(name).oldest_wait(now)),
-            "cap_sessions": ("Sessions that may be resident.", self._cap),
-            "consumed_samples": (
-                "Samples in the window.",
-                lambda name: self._controller.consumed.counts[name],
-            ),
-        }
-        for metric, (text, value) in rows.items():
-            family = GaugeMetricFamily(f"rolloutpool_router_{metric}", text, labels=["class"])
-            for name in self._controller.classes:
-                family.add_metric([name], value(name))
-            yield family
-        for metric, text in _COUNTERS.items():
-            counter = CounterMetricFamily(f"rolloutpool_router_{metric}", text, labels=["class"])
-            for name, state in self._controller.classes.items():
-                counter.add_metric([name], getattr(state.counters, metric))
-            yield counter
-
-    def _by_engine(self) -> Iterator[Metric]:
-        up = GaugeMetricFamily("rolloutpool_router_engine_up", "1: routed to.", labels=["engine"])
-        for engine in self._controller.fleet.engines:
-            up.add_metric([engine], float(self._controller.fleet.is_up(engine, self._clock())))
-        yield up
-
-    def _queue(self, name: str) -> ClassQueue:
-        return self._controller.classes[name].queue
-
-    def _cap(self, name: str) -> float:
-        engines = self._controller.fleet.engines.values()
-        return sum(engine.caps.get(name, 0) for engine in engines if engine.holds_sessions)
+    async def exposition(self) -> bytes:
+        """The same, written in a thread: with 256 engines that would hold all requests up for 50 ms."""
+        now = CollectorRegistry()
+        now.register(_Collected(list(self.registry.collect())))
+        return await asyncio.to_thread(generate_latest, now)
 
 
-def _gauge(metric: str, text: str, value: float) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"rolloutpool_router_{metric}", text, value=value)
+@dataclass(frozen=True, eq=False)
+class _Collected(Collector):
+    """What was collected before, on the thread that owns the state."""
+
+    metrics: list[Metric]
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> list[Metric]:
+        return self.metrics

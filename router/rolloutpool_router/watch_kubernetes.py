@@ -15,7 +15,7 @@ from random import Random
 from typing import Any
 
 from lightkube import AsyncClient
-from lightkube.generic_resource import create_namespaced_resource
+from lightkube.generic_resource import GenericNamespacedResource, create_namespaced_resource
 
 from rolloutpool_api import labels
 from rolloutpool_router.feed import PoolFeed
@@ -32,6 +32,10 @@ MAX_BACKOFF_SECONDS = 20.0
 RolloutPools = create_namespaced_resource(labels.GROUP, labels.VERSION, labels.KIND, labels.PLURAL)
 
 ClientFactory = Callable[[], AsyncClient]
+
+
+Rounds = Callable[[AsyncClient], AsyncIterator[None]]
+"""Lists and watches with one client for ever; yields after each list that succeeded."""
 
 
 async def watch_kubernetes(
@@ -51,43 +55,93 @@ async def watch_kubernetes(
         connect: makes a client; by default from the pod's service account, else KUBECONFIG.
         rng: spreads the pauses.
     """
+
+    def failed(error: Exception, pause: float) -> None:
+        log.warning("Kubernetes API: %r; the last caps stay, next try within %.1f s", error, pause)
+
+    await keep_connected(
+        lambda client: _rounds(client, name, namespace, feed), connect=connect, failed=failed, rng=rng
+    )
+
+
+async def keep_connected(
+    rounds: Rounds,
+    *,
+    connect: ClientFactory,
+    failed: Callable[[Exception, float], None],
+    rng: Random | None = None,
+) -> None:
+    """Go through rounds for ever; after any error with a new client, after a pause that grows.
+
+    Args:
+        rounds: what to do with a client.
+        connect: makes a client, with the token as it is then.
+        failed: is told of each error and of the longest pause after it, in seconds.
+        rng: spreads the pauses.
+    """
     spread = rng or Random()
     failures = 0
     while True:
         try:
             client = connect()
             try:
-                async for _ in _rounds(client, name, namespace, feed):
+                async for _ in rounds(client):
                     failures = 0
             finally:
                 await client.close()
         except Exception as error:
             pause = min(MAX_BACKOFF_SECONDS, FIRST_BACKOFF_SECONDS * 2.0 ** min(failures, 16))
             failures += 1
-            log.warning("Kubernetes API: %r; the last caps stay, next try within %.1f s", error, pause)
+            failed(error, pause)
             await asyncio.sleep(pause * spread.uniform(0.5, 1.0))
 
 
+async def follow(
+    client: AsyncClient,
+    resource: type[GenericNamespacedResource],
+    namespace: str,
+    version: str | None,
+    tell: Callable[[str, dict[str, Any]], None],
+    **selector: Any,
+) -> None:
+    """Tell of each change after a list, until the server ends the watch or has been silent for too long.
+
+    Args:
+        client: to watch with.
+        resource: what to watch.
+        namespace: where.
+        version: `resourceVersion` of the list.
+        tell: gets the kind and the object of each event.
+        selector: `fields` or `labels`.
+    """
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(SILENCE_SECONDS):
+            events = client.watch(
+                resource,
+                namespace=namespace,
+                server_timeout=SERVER_TIMEOUT_SECONDS,
+                resource_version=version,
+                **selector,
+            )
+            async for kind, item in events:
+                tell(kind, dict(item))
+
+
 async def _rounds(client: AsyncClient, name: str, namespace: str, feed: PoolFeed) -> AsyncIterator[None]:
-    """List and watch, again and again; yields after each list that succeeded."""
+    """List and watch the object, again and again."""
     fields: dict[str, Any] = {"metadata.name": name}
     last_version: str | None = None
+
+    def tell(kind: str, body: dict[str, Any]) -> None:
+        nonlocal last_version
+        last_version = _read_event(kind, body, feed)
+
     while True:
         found = client.list(RolloutPools, namespace=namespace, fields=fields)
         objects = [dict(item) async for item in found]
         last_version = _read_list(objects, last_version, feed)
         yield
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(SILENCE_SECONDS):
-                events = client.watch(
-                    RolloutPools,
-                    namespace=namespace,
-                    fields=fields,
-                    server_timeout=SERVER_TIMEOUT_SECONDS,
-                    resource_version=found.resourceVersion,
-                )
-                async for kind, item in events:
-                    last_version = _read_event(kind, dict(item), feed)
+        await follow(client, RolloutPools, namespace, found.resourceVersion, tell, fields=fields)
 
 
 def _read_list(objects: list[dict[str, Any]], last_version: str | None, feed: PoolFeed) -> str | None:

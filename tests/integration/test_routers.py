@@ -14,8 +14,8 @@ import pytest
 from aiohttp import web
 
 from rolloutpool_router.core.ownership import ranking, session_key
+from rolloutpool_router.headers import FORWARDED
 from rolloutpool_router.listed_routers import watch_listed
-from rolloutpool_router.proxy import FORWARDED
 from rolloutpool_router.testing import FakeEngine, RunningRouter, pool_object, running_router, until
 
 NAMES = ("r0", "r1", "r2")
@@ -128,7 +128,7 @@ async def test_a_session_is_served_by_its_router_wherever_it_comes(
     assert len(fleet.engine.seen) == 27
     assert not any(FORWARDED in seen.headers for seen in fleet.engine.seen)
     counted = sum(
-        router.router.metrics.forwards.labels("passed_on")._value.get() for router in fleet.routers.values()
+        router.router.metrics.forwards.labels("passed_on").value for router in fleet.routers.values()
     )
     assert counted == 18
 

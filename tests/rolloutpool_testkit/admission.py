@@ -12,6 +12,7 @@ from typing import Any
 from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.outcomes import Refusal
+from rolloutpool_router.core.prefix import PrefixKey
 from rolloutpool_router.core.requests import Arrival, Entered, Queued
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.core.view import Ignored
@@ -112,7 +113,7 @@ class Sample:
     class_name: str
     turns: Sequence[Turn]
     group: bytes | None = None
-    prefix: tuple[bytes, ...] = ()
+    prefix: tuple[PrefixKey, ...] = ()
     cached_tokens: int | None = None
     """What its engine says that later turns found in its cache."""
 

@@ -11,6 +11,7 @@ from rolloutpool_testkit.manifests import pool_manifest
 
 WORKLOAD = {"name": "a", "share": 1}
 TP2 = [{"tensorParallel": 2}]
+RL = {"enabled": True, "tokenSecretRef": {"name": "trainer"}}
 GROUP = {"role": "aggregated", "tensorParallel": 2, "replicas": 3}
 
 
@@ -30,6 +31,11 @@ REFUSED_ON_CREATE = [
     refused(cel.SPEC[5][1], planning={"mode": "Manual", "replicas": [{"role": "prefill", "replicas": 1}]}),
     refused(cel.SPEC[6][1], model__maxModelLen=1000),
     refused(cel.SPEC[7][1], planning__objective="MinimizeGPUs"),
+    refused(cel.SPEC[10][1], engine__rl=RL, router__replicas=2),
+    refused(cel.RL[0][1], engine__rl={"enabled": True}),
+    refused(cel.RL[1][1], engine__rl={"port": labels.ROUTER_PORT}),
+    refused(cel.KV_EVENTS[0][1], engine__kvEvents={"port": 7000, "replayPort": 7000}),
+    refused(cel.KV_EVENTS[1][1], engine__kvEvents={"port": labels.ENGINE_PORT}),
     refused(cel.MODEL[0][1], model__source="pvc://claim-without-path"),
     refused(cel.ENGINE[0][1], engine__extraArgs=["--port=9000"]),
     refused(cel.ENGINE[1][1], engine__env=[{"name": "VLLM_NIXL_SIDE_CHANNEL_HOST", "value": "0.0.0.0"}]),

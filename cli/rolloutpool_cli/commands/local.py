@@ -65,6 +65,14 @@ def local(
     port: Annotated[
         int, typer.Option(min=0, max=65_535, help="Port of the router on 127.0.0.1; 0: a free one.")
     ] = 8080,
+    weights_port: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=65_535,
+            help="Port for weight synchronisation on 127.0.0.1, where the pool has it; 0: a free one.",
+        ),
+    ] = 0,
 ) -> None:
     """Run a pool on this machine until Ctrl-C.
 
@@ -84,6 +92,7 @@ def local(
                 manifest=file.absolute(),
                 folder=lock.folder,
                 router_port=router_port(port),
+                weights_port=weights_port,
                 python=sys.executable,
                 engines=parse_engines(engine or []),
             )
@@ -153,6 +162,8 @@ class ConsoleListener:
         if ready(pool) and not was_ready:
             self.close()
             output().print(f"Ready. Base URL for trainers: {pool.status.endpoints.router}/v1")
+            if pool.status.endpoints.weights:
+                output().print(f"Weight synchronisation: {pool.status.endpoints.weights}")
             if not self._told:
                 self._console.print("Watch it with `rolloutpool local status`; Ctrl-C ends everything.")
             self._told = True

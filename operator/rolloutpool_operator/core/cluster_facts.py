@@ -166,6 +166,7 @@ def _engine(key: PoolKey, name: str, group: str, role: Role, pod: Raw | None) ->
         group=group,
         role=role,
         ready=pod is not None and is_ready(pod),
+        draining=pod is not None and bool(pod["metadata"].get("deletionTimestamp")),
         revision=labels_of(pod).get(labels.REVISION, "") if pod else "",
         url=engine_url(key, name),
         scrape_url=pod_url(pod, labels.ENGINE_PORT) if pod else "",

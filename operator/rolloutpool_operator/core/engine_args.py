@@ -20,14 +20,32 @@ SHUTDOWN_MARGIN_SECONDS = 5
 """The engine stops waiting for its requests this long before its pod is killed."""
 KEEP_ALIVE_SECONDS = 120
 """The engine keeps idle connections for longer than clients do (90 s), so that none meets a reset."""
+ANY_HOST = "0.0.0.0"
+"""Listen on all addresses."""
+KV_EVENTS_BUFFER_STEPS = 1000
+"""Steps whose KV events an engine keeps to repeat them, as many as its socket takes at once: a router that
+missed more begins anew."""
 CONNECTORS = {KvConnector.NIXL: "NixlConnector"}
 """vLLM's names of the KV connectors."""
 
 
 def engine_args(
-    spec: RolloutPoolSpec, group: PlanGroup, *, host: str = "0.0.0.0", port: int = labels.ENGINE_PORT
+    spec: RolloutPoolSpec,
+    group: PlanGroup,
+    *,
+    host: str = ANY_HOST,
+    port: int = labels.ENGINE_PORT,
+    kv_ports: tuple[int, int] | None = None,
 ) -> tuple[str, ...]:
-    """Arguments after `vllm serve` for an engine of a group; the model comes first, the user's come last."""
+    """Arguments after `vllm serve` for an engine of a group; the model comes first, the user's come last.
+
+    Args:
+        spec: the pool's spec.
+        group: the engine's group.
+        host: address that it listens on.
+        port: port of its API.
+        kv_ports: its ports for KV events and for repeating them; None: those of the spec.
+    """
     return (
         model_argument(spec),
         *_flag("--served-model-name", spec.model.name),
@@ -39,6 +57,7 @@ def engine_args(
         *_model_flags(spec),
         *_flag("--kv-transfer-config", kv_transfer_config(spec, group.role)),
         *_flag("--kv-offloading-size", kv_offloading_gib(spec, group.role)),
+        *_flag("--kv-events-config", kv_events_config(spec, host, kv_ports)),
         *_flag("--weight-transfer-config", '{"backend":"nccl"}' if spec.engine.rl.enabled else None),
         *_flag("--shutdown-timeout", shutdown_seconds(spec)),
         # Tells the router what of a session's history was still cached (core/retention.py).
@@ -82,7 +101,11 @@ def engine_env(
 
 def engine_revision(spec: RolloutPoolSpec) -> str:
     """Hash of model and engine: prefill and decode must share it to understand each other's KV."""
-    content = {"model": spec.model.to_wire(), "engine": spec.engine.to_wire()}
+    # Of the weight synchronisation engines know no more than that it is on; the rest is the router's. What
+    # they publish about their KV changes nothing about it.
+    engine = spec.engine.to_wire() | {"rl": {"enabled": spec.engine.rl.enabled}}
+    del engine["kvEvents"]
+    content = {"model": spec.model.to_wire(), "engine": engine}
     return content_hash(content)[:10]
 
 
@@ -103,6 +126,24 @@ def kv_transfer_config(spec: RolloutPoolSpec, role: Role) -> str | None:
         "kv_connector": CONNECTORS[spec.engine.kv_transfer.connector],
         "kv_role": "kv_both",
         "kv_load_failure_policy": "recompute",
+    }
+    return json.dumps(config, separators=(",", ":"))
+
+
+def kv_events_config(spec: RolloutPoolSpec, host: str, ports: tuple[int, int] | None) -> str | None:
+    """vLLM's --kv-events-config; None where engines publish none."""
+    events = spec.engine.kv_events
+    if not events.enabled:
+        return None
+    port, replay_port = ports or (events.port, events.replay_port)
+    # vLLM listens where the address has a star, and connects to others.
+    listen = "*" if host == ANY_HOST else host
+    config = {
+        "enable_kv_cache_events": True,
+        "publisher": "zmq",
+        "endpoint": f"tcp://{listen}:{port}",
+        "replay_endpoint": f"tcp://{listen}:{replay_port}",
+        "buffer_steps": KV_EVENTS_BUFFER_STEPS,
     }
     return json.dumps(config, separators=(",", ":"))
 

@@ -79,6 +79,8 @@ def _condition_events(item: Condition) -> Iterator[PoolEvent]:
                 yield PoolEvent("Warning", item.reason, item.message)
         case ConditionType.MIXTURE_DRIFTING if holds:
             yield PoolEvent("Warning", reasons.MIXTURE_DRIFT, item.message)
+        case ConditionType.WEIGHTS_CONSISTENT if not holds:
+            yield PoolEvent("Warning", item.reason, item.message)
         case ConditionType.DEGRADED if holds:
             yield PoolEvent("Warning", item.reason, item.message)
 

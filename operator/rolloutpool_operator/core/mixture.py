@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rolloutpool_api.conditions import Condition, ConditionStatus, ConditionType
 from rolloutpool_api.moments import unix_seconds
-from rolloutpool_api.snapshot import AdmissionSnapshot
+from rolloutpool_api.snapshot import AdmissionSnapshot, SnapshotWeights
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import AdmissionStatus, ClassShare, MixtureStatus
 from rolloutpool_operator.core import reasons
@@ -21,6 +21,8 @@ RELEASE = 0.8
 """MixtureDrifting ends when drift falls below this part of the tolerance, so that it does not flap."""
 FAILURES = 3
 """Failed reads in a row that make a router or an engine count as unreachable."""
+LONG_PAUSE_SECONDS = 60.0
+"""A pause longer than this is told of: every step of a trainer has a short one."""
 STALE_SECONDS = 30.0
 """How long a router may enforce an older revision than the status holds, in seconds."""
 
@@ -61,13 +63,14 @@ def informational(
     generation: int,
     now: float,
 ) -> tuple[Condition, ...]:
-    """AdmissionThrottled, MixtureDrifting and Degraded: they tell, and do not make the pool unready."""
+    """AdmissionThrottled, MixtureDrifting, WeightsConsistent and Degraded, which leave the pool Ready."""
     stale = _stale(admission, snapshots, now)
     found = []
     if admission:
         found.append(_throttled(admission, generation))
     if mixture:
         found.append(_drifting(spec, mixture, before, generation))
+    found += [_weights(item.weights, generation) for item in snapshots if item.weights][:1]
     degraded = _degraded(trouble, stale, generation)
     if degraded.status is ConditionStatus.TRUE or not trouble.doubtful:
         found.append(degraded)
@@ -116,6 +119,26 @@ def _drifting(
     )
     reason = reasons.BEYOND_TOLERANCE if holds else reasons.WITHIN_TOLERANCE
     return condition(ConditionType.MIXTURE_DRIFTING, holds, reason, words, generation)
+
+
+def _weights(weights: SnapshotWeights, generation: int) -> Condition:
+    """Whether all engines have the pool's weights, as the one router says that may synchronise them."""
+    kind, lagging = ConditionType.WEIGHTS_CONSISTENT, weights.stale_engines
+    version = f"weights {weights.version!r}" if weights.version else "the same weights"
+    if lagging:
+        words = (
+            f"{_count(len(lagging), 'engine')} without the pool's weights ({_names(lagging)}): no request"
+            " goes there before the next weight update, or until GET /weight_info names the pool's version"
+        )
+        return condition(kind, False, reasons.STALE_WEIGHTS, words, generation)
+    if weights.paused_seconds > LONG_PAUSE_SECONDS:
+        words = f"all engines have {version}; a trainer has paused the pool for over {LONG_PAUSE_SECONDS:g} s"
+        return condition(kind, True, reasons.LONG_PAUSE, words, generation)
+    return condition(kind, True, reasons.SAME_WEIGHTS, f"all engines have {version}", generation)
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _degraded(trouble: Trouble, stale: str, generation: int) -> Condition:

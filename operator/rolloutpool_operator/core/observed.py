@@ -68,6 +68,10 @@ class EngineFacts:
     """Base URL that routers and trainers use."""
     scrape_url: str = ""
     """Base URL that the operator reads metrics from; empty while there is none."""
+    draining: bool = False
+    """Its pod is about to go."""
+    kv_ports: tuple[int, int] | None = None
+    """Its ports for KV events and for repeating them; None: those of the spec."""
     reason: str = ""
     """Why it is not ready, in one word (e.g. ImagePullBackOff, Unschedulable)."""
     message: str = ""
@@ -117,6 +121,8 @@ class Observed:
     profile: ProfileFacts = ProfileFacts()
     router_url: str = ""
     """What trainers use as base URL, without /v1."""
+    weights_url: str = ""
+    """Where trainers synchronise weights with all engines at once; empty: nowhere."""
 
     @property
     def metadata(self) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Exactly the rights that the operator uses: the chart's roles must grant these and no more.
 
 A right to grant: the API server lets nobody hand out rights that they do not hold, so the operator holds
-get, list and watch of rolloutpools, which is what it gives to routers.
+get, list and watch of rolloutpools and endpointslices, which is what it gives to routers.
 """
 
 from __future__ import annotations
@@ -39,6 +39,8 @@ NAMESPACED = (
     Rule("networking.k8s.io", ("networkpolicies",), READ + WRITE),
     Rule("policy", ("poddisruptionbudgets",), READ + WRITE),
     Rule("", ("pods",), READ),
+    # For routers only.
+    Rule("discovery.k8s.io", ("endpointslices",), READ),
     Rule("", ("configmaps",), ("get",)),
     Rule("", ("events",), ("create",)),
     # Kopf watches every kind in every namespace, the heartbeat's too.

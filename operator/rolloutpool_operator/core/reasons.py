@@ -39,6 +39,11 @@ STALE_CAPS = "StaleCaps"
 ENGINE_METRICS_STALE = "EngineMetricsStale"
 HEALTHY = "Healthy"
 
+# WeightsConsistent
+SAME_WEIGHTS = "SameWeights"
+STALE_WEIGHTS = "StaleWeights"
+LONG_PAUSE = "LongPause"
+
 # Events that are no condition's reason
 PLAN_INFEASIBLE = "PlanInfeasible"
 SCALED = "Scaled"

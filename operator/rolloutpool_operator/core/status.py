@@ -162,11 +162,18 @@ def _endpoints(observed: Observed) -> Endpoints:
     """Every engine that exists or is to come, ready or not, so that its address does not come and go."""
     admin = [
         EngineEndpoint(
-            name=engine.name, role=engine.role, url=engine.url, ready=engine.ready, revision=engine.revision
+            name=engine.name,
+            role=engine.role,
+            url=engine.url,
+            ready=engine.ready,
+            draining=engine.draining or None,
+            revision=engine.revision,
+            kv_events_port=engine.kv_ports[0] if engine.kv_ports else None,
+            kv_replay_port=engine.kv_ports[1] if engine.kv_ports else None,
         )
         for engine in observed.engines[:MAX_ENGINES]
     ]
-    return Endpoints(router=observed.router_url, admin=admin)
+    return Endpoints(router=observed.router_url, weights=observed.weights_url, admin=admin)
 
 
 def _summary(observed: Observed, choice: PlanChoice) -> Summary:

@@ -15,6 +15,7 @@ from rolloutpool_api.status import PlanGroup
 from rolloutpool_api.v1alpha1 import RolloutPool
 from rolloutpool_operator.core.children import Child, sealed
 from rolloutpool_operator.core.engine_args import engine_args, engine_env, engine_revision
+from rolloutpool_operator.core.manifests.router import weights_arguments
 from rolloutpool_operator.local.ports import LOOPBACK
 from rolloutpool_operator.local.processes import Command
 
@@ -41,10 +42,18 @@ class ProcessSpec:
     """URL that answers 200 once it serves."""
     labels: Mapping[str, str]
     """Labels of its set."""
+    kv_ports: tuple[int, int] | None = None
+    """Ports for KV events and for repeating them, where it publishes any."""
 
 
 def build_children(
-    pool: RolloutPool, groups: Sequence[PlanGroup], *, python: str, pool_file: Path, port_of: PortOf
+    pool: RolloutPool,
+    groups: Sequence[PlanGroup],
+    *,
+    python: str,
+    pool_file: Path,
+    token_file: Path,
+    port_of: PortOf,
 ) -> tuple[Child, ...]:
     """The router, and a set of engines for every group of the plan.
 
@@ -53,9 +62,10 @@ def build_children(
         groups: the plan's groups; none where engines are given.
         python: interpreter that runs them.
         pool_file: file that the router watches.
+        token_file: file with the token of weight synchronisation.
         port_of: gives every process its port.
     """
-    router = build_router(pool, python=python, pool_file=pool_file, port_of=port_of)
+    router = build_router(pool, python=python, pool_file=pool_file, token_file=token_file, port_of=port_of)
     return (router, *(build_engines(pool, group, python=python, port_of=port_of) for group in groups))
 
 
@@ -76,14 +86,23 @@ def build_engines(pool: RolloutPool, group: PlanGroup, *, python: str, port_of: 
     return _process_set(ENGINES, name, set_labels, processes)
 
 
-def build_router(pool: RolloutPool, *, python: str, pool_file: Path, port_of: PortOf) -> Child:
+def weights_name(pool: str) -> str:
+    """Name under which the router's port for weight synchronisation is kept."""
+    return f"{labels.router_name(pool)}/weights"
+
+
+def build_router(
+    pool: RolloutPool, *, python: str, pool_file: Path, token_file: Path, port_of: PortOf
+) -> Child:
     """The router, watching the object's file."""
     name = labels.router_name(pool.metadata.name)
     module = (python, "-m", "rolloutpool_router.main")
-    address = ("--host", LOOPBACK, "--port", str(port_of(name)))
+    arguments = ["--host", LOOPBACK, "--port", str(port_of(name)), "--name", name]
+    if pool.spec.engine.rl.enabled:
+        arguments += weights_arguments(port_of(weights_name(pool.metadata.name)), str(token_file))
     process = {
         "name": name,
-        "command": [*module, "--pool-file", str(pool_file), *address, "--name", name],
+        "command": [*module, "--pool-file", str(pool_file), *arguments],
         "env": {},
         "port": port_of(name),
         "readyPath": "/readyz",
@@ -107,7 +126,9 @@ def _engine(
         side_channel_host=LOOPBACK,
         side_channel_port=port_of(f"{name}/kv"),
     )
-    arguments = engine_args(pool.spec, group, host=LOOPBACK, port=port_of(name))
+    publishes = pool.spec.engine.kv_events.enabled
+    kv_ports = (port_of(f"{name}/kv-events"), port_of(f"{name}/kv-replay")) if publishes else None
+    arguments = engine_args(pool.spec, group, host=LOOPBACK, port=port_of(name), kv_ports=kv_ports)
     return {
         "name": name,
         "command": [python, "-m", "rolloutpool_sim.emulator", *arguments],
@@ -115,6 +136,7 @@ def _engine(
         "port": port_of(name),
         "readyPath": "/v1/models",
         "graceSeconds": pool.spec.engine.termination_grace_seconds,
+        **({"kvPorts": kv_ports} if kv_ports else {}),
     }
 
 
@@ -133,4 +155,5 @@ def _process_spec(set_labels: Mapping[str, str], item: Mapping[str, Any]) -> Pro
         url=url,
         ready_url=url + item["readyPath"],
         labels=set_labels,
+        kv_ports=item.get("kvPorts"),
     )

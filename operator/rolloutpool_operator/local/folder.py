@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +16,8 @@ from rolloutpool_operator.local.store import replace_file
 
 RUN_FILE = "run.json"
 LOCK_FILE = "lock"
+TOKEN_FILE = "weights-token"
+"""The token of weight synchronisation, for the user alone to read."""
 
 
 class FolderInUse(InvalidOptions):
@@ -24,6 +28,14 @@ def default_folder(environ: Mapping[str, str]) -> Path:
     """Where a local pool keeps its state unless told otherwise: rolloutpool/local in XDG_STATE_HOME."""
     base = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME") or "/tmp") / ".local" / "state")
     return Path(base) / "rolloutpool" / "local"
+
+
+def make_token(folder: Path) -> None:
+    """Make a token of weight synchronisation, unless the folder has one of an earlier run."""
+    with contextlib.suppress(FileExistsError):
+        file = os.open(folder / TOKEN_FILE, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(file, "w") as opened:
+            opened.write(secrets.token_urlsafe(32) + "\n")
 
 
 class FolderLock:

@@ -34,6 +34,8 @@ class LocalOptions:
     """Port of the router on the loopback interface, not 0."""
     python: str
     """Interpreter that runs engines and router."""
+    weights_port: int = 0
+    """Port of the router for weight synchronisation, where the pool has it; 0: a free one."""
     engines: tuple[GivenEngine, ...] = ()
     """Engines to use instead of starting any; empty: the plan's are started."""
 

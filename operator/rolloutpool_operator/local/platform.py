@@ -22,6 +22,7 @@ from rolloutpool_operator.core.observed import (
 )
 from rolloutpool_operator.local import children
 from rolloutpool_operator.local.events import EventRecord
+from rolloutpool_operator.local.folder import TOKEN_FILE
 from rolloutpool_operator.local.options import GivenEngine, LocalOptions
 from rolloutpool_operator.local.ports import LOOPBACK, PortBook
 from rolloutpool_operator.local.probes import Prober
@@ -93,6 +94,7 @@ class LocalPlatform:
             routers=self._routers(),
             profile=profile_beside(self._options.manifest, pool.spec) if pool else ProfileFacts(),
             router_url=f"http://{LOOPBACK}:{self._options.router_port}",
+            weights_url=self._weights_url(pool),
         )
 
     def build(self, observed: Observed, groups: Sequence[PlanGroup]) -> tuple[Child, ...]:
@@ -104,6 +106,7 @@ class LocalPlatform:
             () if self._options.engines else groups,
             python=self._options.python,
             pool_file=self._store.pool_file,
+            token_file=self._options.folder / TOKEN_FILE,
             port_of=self._port_of,
         )
 
@@ -153,6 +156,7 @@ class LocalPlatform:
             revision=spec.labels[labels.REVISION],
             url=spec.url,
             scrape_url=spec.url,
+            kv_ports=spec.kv_ports,
             reason=reason,
             message=message,
         )
@@ -215,7 +219,14 @@ class LocalPlatform:
     def _port_of(self, name: str) -> int:
         if name == labels.router_name(self.key.name):
             return self._options.router_port
+        if name == children.weights_name(self.key.name) and self._options.weights_port:
+            return self._options.weights_port
         return self._ports.port_of(name)
+
+    def _weights_url(self, pool: RolloutPool | None) -> str:
+        if pool is None or not pool.spec.engine.rl.enabled:
+            return ""
+        return f"http://{LOOPBACK}:{self._port_of(children.weights_name(self.key.name))}"
 
     def _process_changed(self, name: str) -> None:
         self.prober.forget(name)

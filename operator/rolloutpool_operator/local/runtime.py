@@ -11,6 +11,7 @@ from typing import Any
 from rolloutpool_api.v1alpha1 import RolloutPool, parse_pool
 from rolloutpool_operator.admission_loop import AdmissionLoop
 from rolloutpool_operator.core.observed import PoolKey
+from rolloutpool_operator.local.folder import make_token
 from rolloutpool_operator.local.manifest import InvalidManifest, changed_immutable, parse_manifest
 from rolloutpool_operator.local.options import LocalOptions, with_given_engines
 from rolloutpool_operator.local.platform import Listener, LocalPlatform
@@ -44,6 +45,7 @@ class LocalPool:
         self._options = options
         self._seen_text = options.manifest.read_text(errors="replace")
         manifest, self._pool = _read(self._seen_text, options)
+        self._make_token()
         self._store = PoolStore(options.folder, clock=time.time)
         self._store.put_manifest(manifest)
         self._queue: WorkQueue[PoolKey] = WorkQueue(self._reconcile, expected=(PlatformError,))
@@ -92,10 +94,15 @@ class LocalPool:
             self.platform.note("Warning", "InvalidManifest", f"{path} is ignored until corrected: {error}")
             return
         self._pool = pool
+        self._make_token()
         if self._store.put_manifest(manifest):
             generation = self._store.body["metadata"]["generation"]
             self.platform.note("Normal", "SpecChanged", f"{path} changed: generation {generation}")
             self._queue.add(self.platform.key)
+
+    def _make_token(self) -> None:
+        if self._pool.spec.engine.rl.enabled:
+            make_token(self._options.folder)
 
 
 def _read(text: str, options: LocalOptions) -> tuple[dict[str, Any], RolloutPool]:

@@ -6,15 +6,17 @@ from typing import Any
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field
 
+from rolloutpool_sim.emulator.development import Development
 from rolloutpool_sim.emulator.driver import Driver
 from rolloutpool_sim.emulator.errors import ApiError, ErrorInfo, bad_request, not_found
 from rolloutpool_sim.emulator.generate import Generator
+from rolloutpool_sim.emulator.kv_events import EventRecorder, Publisher
 from rolloutpool_sim.emulator.metrics import Metrics
 from rolloutpool_sim.emulator.protocol import TokenizeRequest, chat_prompt, parse_body
 from rolloutpool_sim.emulator.settings import Settings
 from rolloutpool_sim.emulator.tokenizer import encode
 from rolloutpool_sim.emulator.transfer import HEARTBEAT_PATH, PULL_PATH, KvReader
-from rolloutpool_sim.engine import Engine
+from rolloutpool_sim.engine import Engine, StepResult
 
 _MAX_BODY_BYTES = 64 * 1024 * 1024
 _MAX_TRANSFER_SECONDS = 3600
@@ -48,12 +50,18 @@ class Emulator:
         self.driver = Driver(
             self.engine,
             time_scale=settings.time_scale,
-            on_step=self.metrics.step,
+            on_step=self._step_ended,
             on_finished=self.metrics.finished,
             on_load=self.reader.fetch,
         )
         self.reader.driver = self.driver
         self.generator = Generator(settings, self.driver, self.reader)
+        self.development = Development(settings, self.driver)
+        self.publisher: Publisher | None = None
+        if settings.kv_events is not None:
+            recorder = EventRecorder(settings.engine.block_size)
+            self.engine.pool.watcher = recorder
+            self.publisher = Publisher(settings.kv_events, recorder)
         self._created = created
 
     def application(self) -> web.Application:
@@ -69,11 +77,20 @@ class Emulator:
         app.router.add_post("/tokenize", self._tokenize)
         app.router.add_post(PULL_PATH, self._pull)
         app.router.add_post(HEARTBEAT_PATH, self._heartbeat)
+        if self.settings.dev_mode:
+            app.add_routes(self.development.routes())
         app.on_cleanup.append(self._close)
         return app
 
+    def _step_ended(self, result: StepResult) -> None:
+        self.metrics.step(result)
+        if self.publisher is not None:
+            self.publisher.publish()
+
     async def _close(self, _app: web.Application) -> None:
         await self.reader.close()
+        if self.publisher is not None:
+            await self.publisher.close()
 
     async def _models(self, _http: web.Request) -> web.Response:
         cards: list[dict[str, Any]] = [

@@ -9,9 +9,11 @@ depend on how fine the machine's timer is. Idle, the task waits for an event and
 
 import asyncio
 from collections.abc import Callable, Iterable
+from typing import Literal
 
 from rolloutpool_sim.engine import Engine, EngineRequest, FinishedRequest, Load, StepResult
 
+PauseMode = Literal["abort", "wait", "keep"]
 _MAX_LAG_SECONDS = 0.25
 """Wall seconds that the task may be behind and still catch up; beyond, engine time is skipped."""
 
@@ -68,6 +70,13 @@ class Driver:
         self._on_finished = on_finished
         self._on_load = on_load
         self._generations: dict[str, Generation] = {}
+        self._pause: PauseMode | None = None
+        self._held: dict[str, EngineRequest] = {}
+        """Sequences that came while the engine was paused, in their order."""
+        self._thawed = asyncio.Event()
+        self._thawed.set()
+        self._still = asyncio.Event()
+        """Set when a pause has taken effect, or is over."""
         self._wake = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
@@ -85,8 +94,12 @@ class Driver:
         return now if self._busy_until is None else min(now, self._busy_until)
 
     def submit(self, request: EngineRequest) -> Generation:
-        """Start a sequence. Raises ValueError if the engine does not take it."""
-        self.engine.add(request, self.now())
+        """Start a sequence, or hold it while paused. Raises ValueError if the engine does not take it."""
+        if self._pause is None:
+            self.engine.add(request, self.now())
+        else:
+            self.engine.check(len(request.prompt))
+            self._held[request.request_id] = request
         generation = Generation(request)
         self._generations[request.request_id] = generation
         self._empty.clear()
@@ -95,12 +108,60 @@ class Driver:
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """End sequences at once with "abort"; those that have ended are ignored."""
-        self._finish(self.engine.abort(request_ids, self.now()))
+        ids = list(request_ids)
+        for request_id in ids:
+            if (held := self._held.pop(request_id, None)) is not None:
+                self.engine.add(held, self.now())
+        self._finish(self.engine.abort(ids, self.now()))
         self._wake.set()
 
     def abort_all(self) -> None:
         """End every sequence with "abort"."""
         self.abort(list(self._generations))
+
+    @property
+    def paused(self) -> bool:
+        """Whether sequences that come are held."""
+        return self._pause is not None
+
+    @property
+    def in_flight(self) -> tuple[str, ...]:
+        """Ids of the sequences that have not ended, held ones too."""
+        return tuple(self._generations)
+
+    async def pause(self, mode: PauseMode) -> None:
+        """Hold what comes until `resume`; returns once the engine is still, or is resumed.
+
+        As vLLM's `pause_scheduler`: "abort" ends what is there, "wait" lets it end (queued sequences too,
+        which vLLM keeps), "keep" freezes it between two steps.
+        """
+        self._pause = mode
+        self._still.clear()
+        if mode == "keep":
+            self._thawed.clear()
+        else:
+            self._thawed.set()
+        if mode == "abort":
+            self.abort_all()
+        self._settle()
+        await self._still.wait()
+
+    def resume(self) -> None:
+        """Go on, with what was held first."""
+        self._pause = None
+        held, self._held = self._held, {}
+        for request in held.values():
+            self.engine.add(request, self.now())
+        self._thawed.set()
+        self._still.set()
+        self._wake.set()
+
+    def _settle(self) -> None:
+        """Say so when a pause has taken effect."""
+        frozen = self._pause == "keep" and self._busy_until is None
+        drained = self._pause in ("abort", "wait") and len(self._held) == len(self._generations)
+        if frozen or drained:
+            self._still.set()
 
     def finish_load(self, request_id: str, *, ok: bool) -> None:
         """Report that the remote KV of a sequence has come, or is lost."""
@@ -120,6 +181,10 @@ class Driver:
     async def run(self) -> None:
         """Step the engine for ever."""
         while True:
+            if not self._thawed.is_set():
+                self._busy_until = None
+                self._settle()
+                await self._thawed.wait()
             self._wake.clear()
             result = self.engine.step(self._step_start())
             for load in result.loads:
@@ -168,3 +233,4 @@ class Driver:
                 generation.finish(finished)
         if not self._generations:
             self._empty.set()
+        self._settle()

@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
+import zmq
 from aiohttp import web
 
 from rolloutpool_sim.emulator.app import Emulator
@@ -47,6 +48,8 @@ class Server:
         await self._runner.setup()
         await web.TCPSite(self._runner, self._settings.host, self._settings.port).start()
         self.emulator.generator.port = self._runner.addresses[0][1]
+        if self.emulator.publisher is not None:
+            self.emulator.publisher.start()
         self._stepping = asyncio.create_task(self.emulator.driver.run())
 
     async def failed(self) -> None:
@@ -133,5 +136,8 @@ def main(arguments: Sequence[str] | None = None, environment: Mapping[str, str] 
         sys.stderr.write(
             f"rolloutpool_sim.emulator: cannot listen on {settings.host}:{settings.port}: {error}\n"
         )
+        return 1
+    except zmq.ZMQError as error:
+        sys.stderr.write(f"rolloutpool_sim.emulator: cannot publish KV events: {error}\n")
         return 1
     return 0

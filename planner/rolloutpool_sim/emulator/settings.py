@@ -8,7 +8,7 @@ import argparse
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,11 +31,26 @@ class SettingsError(ValueError):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class KvEventsSettings:
+    """Where KV events are published, in ZeroMQ's addresses; defaults are vLLM's.
+
+    `buffer_steps` is how many past batches can be repeated at `replay_endpoint`. Where vLLM connects to an
+    address without a star, the emulator listens on it.
+    """
+
+    endpoint: str = "tcp://*:5557"
+    replay_endpoint: str | None = None
+    buffer_steps: int = 10_000
+    topic: str = ""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
     """What one emulator serves and how. `shutdown_timeout` is in wall seconds.
 
     `time_scale` is engine seconds per wall second. `kv_transfer` says whether a KV connector is configured;
     without one, vLLM ignores `kv_transfer_params`. `mean_output_tokens` is of outputs that no limit cuts.
+    `dev_mode` opens the endpoints for weight synchronisation, `weight_transfer` lets weights be updated.
     """
 
     model: str
@@ -53,6 +68,9 @@ class Settings:
     kv_transfer: bool
     side_channel_host: str
     prompt_tokens_details: bool
+    dev_mode: bool
+    weight_transfer: bool
+    kv_events: KvEventsSettings | None
     ignored_flags: tuple[str, ...]
 
     @property
@@ -96,6 +114,9 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         kv_transfer=flags.kv_transfer_config is not None,
         side_channel_host=environment.get("VLLM_NIXL_SIDE_CHANNEL_HOST", "localhost"),
         prompt_tokens_details=flags.enable_prompt_tokens_details,
+        dev_mode=environment.get("VLLM_SERVER_DEV_MODE", "0") == "1",
+        weight_transfer=flags.weight_transfer_config is not None,
+        kv_events=_kv_events(flags.kv_events_config),
         ignored_flags=tuple(ignored),
     )
 
@@ -117,6 +138,8 @@ def _parser() -> _Parser:
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--enable-prompt-tokens-details", action=argparse.BooleanOptionalAction, default=True)
     add("--kv-transfer-config", type=_json_object)
+    add("--weight-transfer-config", type=_json_object)
+    add("--kv-events-config", type=_json_object)
     add("--seed", type=int, default=0)
     add("--shutdown-timeout", type=_seconds, default=0.0)
     return parser
@@ -149,6 +172,18 @@ def _engine(flags: argparse.Namespace, speed: ParallelismProfile) -> EngineConfi
         kv_lease_seconds=lease,
         kv_load_failure=failure,
     )
+
+
+def _kv_events(config: dict[str, Any] | None) -> KvEventsSettings | None:
+    """Read --kv-events-config; None where nothing is published. Raises SettingsError."""
+    if config is None or not config.get("enable_kv_cache_events") or config.get("publisher") == "null":
+        return None
+    names = {field.name for field in fields(KvEventsSettings)}
+    made = KvEventsSettings(**{name: value for name, value in config.items() if name in names})
+    texts = (made.endpoint, made.topic, made.replay_endpoint or "")
+    if not all(isinstance(text, str) for text in texts) or type(made.buffer_steps) is not int:
+        raise SettingsError("--kv-events-config: endpoints and topic must be texts, buffer_steps a number")
+    return made
 
 
 def _profile(name: str) -> PerformanceProfile:

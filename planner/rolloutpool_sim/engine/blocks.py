@@ -9,6 +9,8 @@ costs only the blocks it names, never the size of the pool.
 from collections import OrderedDict
 from collections.abc import Iterable
 
+from rolloutpool_sim.engine.watcher import CacheWatcher
+
 NULL_BLOCK = 0
 """vLLM sets block 0 aside as a placeholder: a pool of `n` blocks has `n - 1` to hand out."""
 
@@ -17,6 +19,7 @@ class BlockPool:
     """A fixed number of KV blocks with prefix caching.
 
     `evicted` counts cached blocks that lost their contents to a new use, and `stored` those that got a hash.
+    `watcher`, where there is one, is told of each.
     """
 
     def __init__(self, num_blocks: int, *, caching: bool = True) -> None:
@@ -26,6 +29,7 @@ class BlockPool:
         self.caching = caching
         self.evicted = 0
         self.stored = 0
+        self.watcher: CacheWatcher | None = None
         self._references = [0] * num_blocks
         self._hash_of: list[int | None] = [None] * num_blocks
         self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(1, num_blocks))
@@ -135,10 +139,19 @@ class BlockPool:
             found[block] = None
         self.stored += 1
 
+    def forget_all(self) -> None:
+        """Make no block's contents findable any more. Costs the size of the pool."""
+        self._hash_of = [None] * self.num_blocks
+        self._cached.clear()
+        if self.watcher is not None:
+            self.watcher.cleared()
+
     def _forget(self, block: int) -> None:
         prefix_hash = self._hash_of[block]
         assert prefix_hash is not None
         self._hash_of[block] = None
+        if self.watcher is not None:
+            self.watcher.evicted(prefix_hash)
         found = self._cached[prefix_hash]
         if isinstance(found, int):
             del self._cached[prefix_hash]

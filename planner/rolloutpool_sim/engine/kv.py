@@ -87,6 +87,8 @@ class KvManager:
         self._extend_hashes(state)
         for index in range(state.cached_blocks, full):
             self.pool.store(state.blocks[index], state.hashes[index])
+        if self.pool.watcher is not None:
+            self._tell(state, state.cached_blocks, full)
         state.cached_blocks = full
 
     def free(self, state: RequestState) -> None:
@@ -99,6 +101,16 @@ class KvManager:
         state.blocks = []
         state.cached_blocks = 0
         return blocks
+
+    def _tell(self, state: RequestState, first: int, full: int) -> None:
+        """Tell the watcher of the blocks from `first` up to `full`."""
+        assert self.pool.watcher is not None
+        self.pool.watcher.stored(
+            state.hashes[first:full],
+            parent=state.hashes[first - 1] if first else None,
+            tokens=state.tokens[first * self.block_size : full * self.block_size],
+            cache_salt=state.request.cache_salt,
+        )
 
     def _extend_hashes(self, state: RequestState) -> None:
         extend_hashes(state.hashes, state.tokens, block_size=self.block_size, seed=state.hash_seed)

@@ -11,6 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+from xxhash import xxh3_64_intdigest
+
+from rolloutpool_router.core.prefix import PrefixKey
 from rolloutpool_sim.fleet.dist import draw
 from rolloutpool_sim.leap import Segment
 
@@ -52,7 +55,7 @@ class Group:
     """The system prompt and the group's own, as far as there are any."""
     prompt_tokens: int
     """Tokens of both."""
-    prefix: tuple[bytes, ...]
+    prefix: tuple[PrefixKey, ...]
     """Keys of the prompt's whole chunks, for placement."""
     score: float
     """Standard normal score that the group's outputs and turns have in common."""
@@ -151,7 +154,7 @@ class ClassSource:
         return math.sqrt(correlation) * group.score + math.sqrt(1 - correlation) * own if correlation else own
 
 
-def history_keys(sample: Sample, tokens: int) -> tuple[bytes, ...]:
+def history_keys(sample: Sample, tokens: int) -> tuple[PrefixKey, ...]:
     """Prefix keys of a session's prompt of this many tokens: its group's, then those of its own history."""
     shared = sample.group.prefix
     return shared + _keys(sample.name, len(shared), tokens // CHUNK_TOKENS)
@@ -161,5 +164,7 @@ def _segments(parts: list[tuple[str, int]]) -> tuple[Segment, ...]:
     return tuple(Segment(key, tokens) for key, tokens in parts if tokens > 0)
 
 
-def _keys(name: str, first: int, last: int) -> tuple[bytes, ...]:
-    return tuple(f"{name}:{index}".encode() for index in range(first, min(last, MAX_CHUNKS)))
+def _keys(name: str, first: int, last: int) -> tuple[PrefixKey, ...]:
+    return tuple(
+        xxh3_64_intdigest(f"{name}:{index}".encode()) for index in range(first, min(last, MAX_CHUNKS))
+    )

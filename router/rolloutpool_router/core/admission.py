@@ -11,10 +11,11 @@ is lent otherwise. Three rules keep any class from waiting for ever:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rolloutpool_router.core.placement import EngineLoad, choose_engine
 
@@ -22,31 +23,41 @@ if TYPE_CHECKING:
     from random import Random
 
 
-@dataclass(frozen=True)
-class Candidate:
-    """The next waiting session of a class."""
+class Candidate(ABC):
+    """The next waiting session of a class. Engines are those that are up, in one order."""
 
     class_name: str
     debt: float
     """Samples that the class is behind its share; negative: ahead."""
     arrived_at: float
     """When it came, in seconds of the caller's clock."""
-    overlap: Callable[[], Mapping[str, int]]
-    """Leading prompt chunks that each engine holds; asked only of the session that enters."""
-    fits: Callable[[EngineLoad], bool]
-    """Whether the session fits an engine's pot."""
-    spare: Callable[[EngineLoad], bool]
-    """Whether an engine is known to have room for one more than the caps say."""
-    group_fits: Callable[[EngineLoad], bool] | None = None
-    """Whether all waiting samples of its prompt fit; None if there is but one."""
-    together_on: str | None = None
+    together_on: str | None
     """Engine that samples of the same prompt have just entered."""
-    parked: bool = False
+    parked: bool
     """It was resident before: the mixture has counted it already."""
-    overdue: bool = False
+    overdue: bool
     """Its class has had no entry for too long."""
-    capless: bool = False
+    capless: bool
     """Its class has no cap on any engine, over all routers."""
+
+    @abstractmethod
+    def open_to(self, *, beyond: bool) -> list[EngineLoad]:
+        """Engines whose pot it fits and where its class has room under its cap.
+
+        With `beyond`, those too that are known to have room for one more than the caps say.
+        """
+
+    @abstractmethod
+    def emptiest(self, *, beyond: bool) -> str | None:
+        """The engine with the least load of those with room under the cap, or `beyond` of all; fit or not."""
+
+    @abstractmethod
+    def fit_together(self, engines: Sequence[EngineLoad]) -> list[EngineLoad]:
+        """Those of some engines that fit all waiting samples of its prompt; none if there is but one."""
+
+    @abstractmethod
+    def overlap(self) -> Mapping[str, int]:
+        """Leading prompt chunks that each engine holds; asked only of the session that enters."""
 
 
 class EntryReason(StrEnum):
@@ -66,8 +77,7 @@ class EntryReason(StrEnum):
     """Its class has had no entry for too long."""
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A decision: the next waiting session of a class enters an engine."""
 
     class_name: str
@@ -75,7 +85,7 @@ class Entry:
     reason: EntryReason
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Rules:
     """What the policy and its switches demand."""
 
@@ -89,28 +99,33 @@ class Rules:
     """Samples that a class may be ahead of its share and still enter (enforcement Hard); None: any."""
 
 
-def decide(
-    candidates: Sequence[Candidate], engines: Sequence[EngineLoad], *, rules: Rules, rng: Random
-) -> Entry | None:
+def decide(candidates: Sequence[Candidate], *, rules: Rules, rng: Random) -> Entry | None:
     """The next session to enter, None while nobody may.
 
     Args:
         candidates: one for each class with a waiting session.
-        engines: those that are up.
         rules: of the policy.
         rng: breaks ties between engines.
     """
-    held = [c for c in candidates if _ahead(c, rules)]
-    waiting = sorted((c for c in candidates if c not in held), key=lambda c: _order(c, rules))
+    waiting = list(candidates)
+    if rules.most_ahead is not None:
+        waiting = [c for c in candidates if not _is_ahead(c, rules.most_ahead)]
+    if len(waiting) > 1:
+        waiting.sort(key=_by_debt if rules.by_debt else _by_arrival)
     kept_free: str | None = None
     for candidate in waiting:
-        open_engines = [engine for engine in engines if engine.name != kept_free]
-        beyond = _beyond_cap(candidate, engines, rules, alone=len(waiting) == 1)
-        entry = _enter(candidate, open_engines, rules, beyond=beyond, rng=rng)
-        if entry is not None:
-            return entry
-        if kept_free is None and engines and (wanted := _wanted(candidate, engines, rules)):
-            kept_free = min(wanted, key=lambda engine: engine.load).name
+        beyond = _beyond_cap(candidate, rules, alone=len(waiting) == 1)
+        open_to = candidate.open_to(beyond=beyond is not None)
+        if kept_free is not None and open_to:
+            open_to = [engine for engine in open_to if engine.name != kept_free]
+        if beyond is EntryReason.TURN:
+            open_to = [engine for engine in open_to if not engine.active.get(candidate.class_name)]
+        if open_to:
+            return _enter(candidate, open_to, rules, beyond=beyond, rng=rng)
+        if kept_free is None:
+            # Engines whose pot is too full are waited for, those at the class's cap are not.
+            beyond_here = _beyond_cap(candidate, rules, alone=False) is not None
+            kept_free = candidate.emptiest(beyond=beyond_here)
     return None
 
 
@@ -120,48 +135,37 @@ def headroom(engine: EngineLoad, class_name: str, *, class_blind: bool) -> int:
     return engine.caps.get(class_name, 0) - resident
 
 
-def _ahead(candidate: Candidate, rules: Rules) -> bool:
-    if rules.most_ahead is None or candidate.parked or candidate.overdue or candidate.together_on:
+def _is_ahead(candidate: Candidate, most_ahead: float) -> bool:
+    if candidate.parked or candidate.overdue or candidate.together_on:
         return False
-    return -candidate.debt > rules.most_ahead
+    return -candidate.debt > most_ahead
 
 
-def _order(candidate: Candidate, rules: Rules) -> tuple[bool, bool, float]:
-    last = -candidate.debt if rules.by_debt else candidate.arrived_at
-    return not candidate.overdue, candidate.together_on is None, last
+def _by_debt(candidate: Candidate) -> tuple[bool, bool, float]:
+    return not candidate.overdue, candidate.together_on is None, -candidate.debt
+
+
+def _by_arrival(candidate: Candidate) -> tuple[bool, bool, float]:
+    return not candidate.overdue, candidate.together_on is None, candidate.arrived_at
 
 
 def _enter(
     candidate: Candidate,
-    engines: Sequence[EngineLoad],
+    open_to: Sequence[EngineLoad],
     rules: Rules,
     *,
     beyond: EntryReason | None,
     rng: Random,
-) -> Entry | None:
-    name = candidate.class_name
-    open_to = [
-        engine
-        for engine in engines
-        if headroom(engine, name, class_blind=rules.class_blind) > 0 or (beyond and candidate.spare(engine))
-        if candidate.fits(engine)
-    ]
-    if beyond is EntryReason.TURN:
-        open_to = [engine for engine in open_to if not engine.active.get(name)]
-    if not open_to:
-        return None
-    together = [engine for engine in open_to if engine.name == candidate.together_on]
-    if together:
-        return Entry(name, together[0].name, EntryReason.GROUP)
-    whole = [e for e in open_to if candidate.group_fits(e)] if candidate.group_fits is not None else []
-    engine = choose_engine(whole or open_to, candidate.overlap(), rng)
+) -> Entry:
+    name, together_on = candidate.class_name, candidate.together_on
+    if together_on is not None and any(engine.name == together_on for engine in open_to):
+        return Entry(name, together_on, EntryReason.GROUP)
+    engine = choose_engine(candidate.fit_together(open_to) or open_to, candidate.overlap(), rng)
     within = headroom(engine, name, class_blind=rules.class_blind) > 0
     return Entry(name, engine.name, EntryReason.ROOM if within else beyond or EntryReason.ROOM)
 
 
-def _beyond_cap(
-    candidate: Candidate, engines: Sequence[EngineLoad], rules: Rules, *, alone: bool
-) -> EntryReason | None:
+def _beyond_cap(candidate: Candidate, rules: Rules, *, alone: bool) -> EntryReason | None:
     """Why the class may exceed its cap now, None where it may not."""
     if candidate.overdue:
         return EntryReason.OVERDUE
@@ -172,10 +176,3 @@ def _beyond_cap(
     if candidate.capless:
         return EntryReason.TURN
     return None
-
-
-def _wanted(candidate: Candidate, engines: Sequence[EngineLoad], rules: Rules) -> list[EngineLoad]:
-    """Engines that a class without room waits for: those whose pot is too full, not those at its cap."""
-    if _beyond_cap(candidate, engines, rules, alone=False):
-        return list(engines)
-    return [e for e in engines if headroom(e, candidate.class_name, class_blind=rules.class_blind) > 0]

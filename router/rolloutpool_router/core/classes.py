@@ -40,7 +40,7 @@ class Together:
     """How many more may follow it before other classes."""
 
 
-@dataclass
+@dataclass(slots=True)
 class ClassState:
     """Queue and counters of one class."""
 
@@ -49,26 +49,13 @@ class ClassState:
     turn_since: float = 0.0
     """Since when sessions of the class wait without an entry, in seconds; of no meaning while none waits."""
     wanted_at: float = -math.inf
-    """When a request of the class was last in flight or waiting, in seconds."""
+    """When a request of the class was last seen in flight or waiting, in seconds (`accounts`)."""
+    moved_at: float = -math.inf
+    """When a session of the class last entered or ended, in seconds."""
     together: Together | None = None
     """What the samples of the prompt that entered last are to do."""
     estimate_factor: float = 1.0
     """True prompt tokens, per estimated one."""
-
-    def see(self, now: float, *, running: int, sessions: int) -> None:
-        """Look at the class: its requests in flight, and its sessions, resident or parked."""
-        if running or len(self.queue):
-            self.wanted_at = now
-        elif not sessions:
-            self.wanted_at = -math.inf
-
-    def is_present(self, now: float) -> bool:
-        """Whether the class takes part in the mixture now.
-
-        Sessions that only idle do not make it so: clients that never come back would hold all other classes
-        up until their sessions expire.
-        """
-        return now - self.wanted_at <= PRESENT_SECONDS
 
     def goes_with(self, ticket: Ticket) -> str | None:
         """The engine that a waiting sample follows the others of its prompt to."""

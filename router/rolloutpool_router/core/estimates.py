@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from rolloutpool_router.core.demand import SessionCost
 from rolloutpool_router.core.lifetable import Life, LifeTable, PriorLife
@@ -25,8 +26,7 @@ class Source(StrEnum):
     OBSERVED = "Observed"
 
 
-@dataclass(frozen=True)
-class Finished:
+class Finished(NamedTuple):
     """One finished session."""
 
     residency_seconds: float

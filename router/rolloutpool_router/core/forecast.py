@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from statistics import NormalDist
+from typing import NamedTuple
 
 from rolloutpool_router.core.lifetable import BUCKETS, MIDDLES, WIDTHS, Life, bucket_of
 
@@ -41,8 +41,7 @@ def horizons(lives: Mapping[str, Life]) -> Numbers:
     return tuple(part * longest for part in HORIZON_PARTS)
 
 
-@dataclass(frozen=True, slots=True)
-class Outlay:
+class Outlay(NamedTuple):
     """Blocks that something is expected to hold, by horizon."""
 
     mean: Numbers
@@ -52,40 +51,55 @@ class Outlay:
 NOTHING = Outlay((0.0,) * len(HORIZON_PARTS), (0.0,) * len(HORIZON_PARTS))
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """What becomes of a class's sessions."""
+Step = tuple[float, float, float, float, float]
+"""What becomes of sessions of one age up to one horizon: the part s that is still there, the blocks that
+those hold more than now, the part that is not there any more, the divisor s (1 where s is 0), and s times the
+variance of the growth. A plain tuple: this is the innermost loop of every decision."""
 
-    rows: tuple[tuple[tuple[float, float, float], ...], ...]
-    """By age bucket and horizon: the part that is still there, the blocks that those hold more than now, and
-    the variance of that growth."""
+
+class Outlook:
+    """What becomes of a class's sessions of each age; worked out for an age when it is first asked for."""
+
+    __slots__ = ("_ahead", "_latest", "_life", "_rows")
+
+    def __init__(self, life: Life, ahead: Numbers) -> None:
+        """Look these seconds ahead."""
+        self._life = life
+        self._ahead = ahead
+        self._rows: list[tuple[Step, ...] | None] = [None] * BUCKETS
+        self._latest = -1, 0.0, NOTHING
+        """Bucket, blocks and answer of the latest question: whoever enters was asked about just before."""
 
     def of(self, *, age: float, blocks: float) -> Outlay:
         """Forecast for one session of this age (seconds) that holds `blocks` for itself now."""
-        row = self.rows[bucket_of(age)]
-        means = tuple([survival * max(0.0, blocks + growth) for survival, growth, _ in row])
-        # s (1 - s) m^2 + s v with m = mean / s
-        variances = tuple(
-            [
-                (1 - survival) * mean * mean / survival + survival * variance if survival > 0 else 0.0
-                for mean, (survival, _, variance) in zip(means, row, strict=True)
-            ]
-        )
-        return Outlay(means, variances)
+        at = bucket_of(age)
+        if self._latest[0] == at and self._latest[1] == blocks:
+            return self._latest[2]
+        row = self._rows[at]
+        if row is None:
+            row = self._rows[at] = tuple(_step(self._life, at, seconds) for seconds in self._ahead)
+        means: list[float] = []
+        variances: list[float] = []
+        for survival, growth, ending, divisor, variance in row:
+            held = blocks + growth
+            mean = survival * held if held > 0.0 else 0.0
+            means.append(mean)
+            # s (1 - s) m^2 + s v with m = mean / s
+            variances.append(ending * mean * mean / divisor + variance)
+        outlay = Outlay(tuple(means), tuple(variances))
+        self._latest = at, blocks, outlay
+        return outlay
 
 
-def outlook(life: Life, ahead: Numbers) -> Outlook:
-    """The outlook of a class at these horizons, in seconds."""
-    return Outlook(tuple(tuple(_step(life, at, seconds) for seconds in ahead) for at in range(BUCKETS)))
-
-
-def _step(life: Life, at: int, seconds: float) -> tuple[float, float, float]:
+def _step(life: Life, at: int, seconds: float) -> Step:
     if seconds <= 0:
-        return 1.0, 0.0, 0.0
-    variance = life.variance_at(MIDDLES[at] + seconds)
+        return 1.0, 0.0, 0.0, 1.0, 0.0
+    variance = max(0.0, life.variance_at(MIDDLES[at] + seconds) - life.variance[at])
     here = life.surviving(MIDDLES[at])
-    survival = life.surviving(MIDDLES[at] + seconds) / here if here > LEAST_SURVIVAL else 0.5
-    return min(1.0, survival), _gain(life, at, seconds), max(0.0, variance - life.variance[at])
+    survival = min(1.0, life.surviving(MIDDLES[at] + seconds) / here if here > LEAST_SURVIVAL else 0.5)
+    if survival <= 0:
+        return 0.0, 0.0, 1.0, 1.0, 0.0
+    return survival, _gain(life, at, seconds), 1 - survival, survival, survival * variance
 
 
 def _gain(life: Life, at: int, seconds: float) -> float:
@@ -108,15 +122,14 @@ class Pot:
 
     def replace(self, old: Outlay, new: Outlay) -> None:
         """A session is counted otherwise; `NOTHING` stands for one that was not or will not be there."""
-        self._sessions += (old is NOTHING) - (new is NOTHING)
+        if old is NOTHING or new is NOTHING:
+            self._sessions += (old is NOTHING) - (new is NOTHING)
         if not self._sessions:
             # What roundings left behind would stay for ever.
             self._mean, self._variance = list(NOTHING.mean), list(NOTHING.variance)
             return
-        self._mean = [m + n - o for m, n, o in zip(self._mean, new.mean, old.mean, strict=True)]
-        self._variance = [
-            v + n - o for v, n, o in zip(self._variance, new.variance, old.variance, strict=True)
-        ]
+        self._mean = [m + n - o for m, n, o in zip(self._mean, new.mean, old.mean)]  # noqa: B905
+        self._variance = [v + n - o for v, n, o in zip(self._variance, new.variance, old.variance)]  # noqa: B905
 
     @property
     def held(self) -> float:
@@ -139,12 +152,26 @@ class Pot:
             return False
         # Where a newcomer is likely to be gone it makes nothing worse.
         matters = LEAST_PART * max(newcomer.mean)
-        return all(
-            more < matters or mean + more + z * math.sqrt(max(0.0, variance + spread)) <= blocks
-            for mean, variance, more, spread in zip(
-                self._mean, self._variance, newcomer.mean, newcomer.variance, strict=True
-            )
-        )
+        for mean, variance, more, spread in zip(  # noqa: B905
+            self._mean, self._variance, newcomer.mean, newcomer.variance
+        ):
+            if more >= matters:
+                total = variance + spread
+                if mean + more + z * (math.sqrt(total) if total > 0.0 else 0.0) > blocks:
+                    return False
+        return True
+
+    def left(self, *, blocks: float, z: float) -> tuple[float, int]:
+        """Blocks left for newcomers at the horizon that has least of them, and that horizon.
+
+        What a newcomer's own variance needs of it is not taken off; arguments as in `room`.
+        """
+        needed = [
+            mean + z * math.sqrt(variance) if variance > 0.0 else mean
+            for mean, variance in zip(self._mean, self._variance)  # noqa: B905
+        ]
+        most = max(needed)
+        return blocks - most, needed.index(most)
 
 
 def times(outlay: Outlay, sessions: int) -> Outlay:

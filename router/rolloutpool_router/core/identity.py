@@ -6,10 +6,11 @@ No RL framework names a class, so it may also follow from the model, a header or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import hashlib
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from rolloutpool_api.workloads import WorkloadSpec
+from rolloutpool_api.workloads import FieldMatch, WorkloadSpec
 from rolloutpool_router.core.outcomes import Outcome, Refusal
 
 CLASS_HEADER = "x-rollout-class"
@@ -20,6 +21,7 @@ SESSION_HEADERS = (
     "x-smg-routing-key",
     "x-correlation-id",
     "x-dynamo-session-id",
+    "x-dynamo-trajectory-id",
     "x-claude-code-session-id",
     "session-id",
     "session_id",
@@ -39,19 +41,34 @@ SESSION_FIELDS: tuple[tuple[str, ...], ...] = (
 )
 """Body fields that name a session, after the headers, the first that is present counts."""
 
+_SESSION_HEADERS = frozenset(SESSION_HEADERS)
+_SESSION_FIELDS = frozenset(path[0] for path in SESSION_FIELDS)
 MAX_SESSION_ID = 256
 """Longest session id, in characters."""
 
 
 def session_id(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | Refusal | None:
     """The session that a request names, None where it names none."""
-    for name in SESSION_HEADERS:
+    named = session_in_headers(headers)
+    return named if named is not None else session_in_body(body)
+
+
+def session_in_headers(headers: Mapping[str, str]) -> str | Refusal | None:
+    """The session that a request's headers name; they go before its body."""
+    named = () if _SESSION_HEADERS.isdisjoint(headers) else SESSION_HEADERS
+    for name in named:
         if value := headers.get(name, "").strip():
-            return _checked(value, name)
-    for path in SESSION_FIELDS:
+            return checked_session(value, name)
+    return None
+
+
+def session_in_body(body: Mapping[str, Any]) -> str | Refusal | None:
+    """The session that a request's body names."""
+    fields = () if _SESSION_FIELDS.isdisjoint(body) else SESSION_FIELDS
+    for path in fields:
         found = _field(body, path)
         if isinstance(found, (str, int)) and not isinstance(found, bool) and str(found).strip():
-            return _checked(str(found).strip(), ".".join(path))
+            return checked_session(str(found).strip(), ".".join(path))
     return None
 
 
@@ -59,6 +76,7 @@ def rollout_class(
     headers: Mapping[str, str],
     body: Mapping[str, Any],
     *,
+    path_class: str | None = None,
     session: str | None,
     admitted_as: str | None,
     workloads: Mapping[str, WorkloadSpec],
@@ -68,11 +86,12 @@ def rollout_class(
     Args:
         headers: with lower-case names.
         body: the parsed body.
+        path_class: the class whose path prefix the request has.
         session: the session that the request names.
         admitted_as: class of that session, where it is known already; it stays that for its whole life.
         workloads: the classes of the spec, by name.
     """
-    named = headers.get(CLASS_HEADER, "").strip()
+    named = headers.get(CLASS_HEADER, "").strip() or path_class or ""
     if named and named not in workloads:
         return Refusal(
             Outcome.CLASS_UNKNOWN,
@@ -91,25 +110,16 @@ def rollout_class(
     return named or _matched(headers, body, session, workloads)
 
 
-def unknown_model(body: Mapping[str, Any], models: Iterable[str]) -> Refusal | None:
+def unknown_model(body: Mapping[str, Any], models: Collection[str]) -> Refusal | None:
     """A refusal where the body names a model that the pool does not serve; a body may name none."""
     model = body.get("model")
-    served = list(models)
-    if model is None or model in served:
+    if model is None or model in models:
         return None
     return Refusal(
         Outcome.MODEL_UNKNOWN,
-        f"The model {str(model)[:128]!r} does not exist in this pool; it serves: {', '.join(served)}",
+        f"The model {str(model)[:128]!r} does not exist in this pool; it serves: {', '.join(models)}",
         "model",
     )
-
-
-def has_history(body: Mapping[str, Any]) -> bool:
-    """Whether a chat holds an earlier answer: an assistant or tool message. Completions cannot tell."""
-    messages = body.get("messages")
-    if not isinstance(messages, list):
-        return False
-    return any(isinstance(m, dict) and m.get("role") in ("assistant", "tool", "function") for m in messages)
 
 
 def _matched(
@@ -128,6 +138,10 @@ def _matched(
             return name
         if rules.session_prefix is not None and (session or "").startswith(rules.session_prefix):
             return name
+        if rules.body_field is not None and _has(body, rules.body_field):
+            return name
+        if rules.api_key_sha256 and api_key_sha256(headers) in rules.api_key_sha256:
+            return name
     return Refusal(
         Outcome.CLASS_MISSING,
         f"the request names no rollout class: set header X-Rollout-Class to one of: {', '.join(workloads)} "
@@ -136,7 +150,26 @@ def _matched(
     )
 
 
-def _checked(value: str, where: str) -> str | Refusal:
+def _has(body: Mapping[str, Any], rule: FieldMatch) -> bool:
+    found = _field(body, tuple(rule.path.split(".")))
+    return isinstance(found, (str, int, float)) and not isinstance(found, bool) and str(found) == rule.value
+
+
+def api_key_sha256(headers: Mapping[str, str]) -> str | None:
+    """Digest of a request's API key, in hex; None without one."""
+    scheme, _, key = headers.get("authorization", "").partition(" ")
+    key = key.strip() if scheme.lower() == "bearer" else ""
+    key = key or headers.get("x-api-key", "")
+    return hashlib.sha256(key.encode(errors="replace")).hexdigest() if key else None
+
+
+def checked_session(value: str, where: str) -> str | Refusal:
+    """A session id that was found in a request; a Refusal if it cannot be one.
+
+    Args:
+        value: as found.
+        where: the header or field that holds it.
+    """
     if len(value) > MAX_SESSION_ID:
         return Refusal(
             Outcome.SESSION_INVALID,
@@ -155,7 +188,7 @@ def _checked(value: str, where: str) -> str | Refusal:
 def _field(body: Mapping[str, Any], path: tuple[str, ...]) -> Any:
     value: Any = body
     for key in path:
-        if not isinstance(value, Mapping):
+        if value is not body and not isinstance(value, dict):
             return None
         value = value.get(key)
     return value

@@ -14,11 +14,11 @@ from itertools import islice
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_router.core.demand import SessionCost
 from rolloutpool_router.core.estimates import ClassEstimator, Expectation, Finished, Method, Source
-from rolloutpool_router.core.forecast import NOTHING, Outlay, Outlook, Pot, horizons, outlook
+from rolloutpool_router.core.forecast import NOTHING, Outlay, Outlook, Pot, horizons
 from rolloutpool_router.core.lifetable import Life
 from rolloutpool_router.core.policy import expectations, rules_of
 from rolloutpool_router.core.sessions import Session, SessionTable, Usage
-from rolloutpool_router.core.shared import Mark, SharedPrefixes
+from rolloutpool_router.core.shared import Mark, SharedPrefixes, blocks_of
 
 PRIOR_PACE = 33.0
 """Tokens that a running turn is taken to gain per second before any turn of its engine ended."""
@@ -38,7 +38,7 @@ MIN_PACE_SECONDS = 1e-3
 """Seconds of a turn from which its pace counts: shorter ones are the clock's doing."""
 
 
-@dataclass
+@dataclass(slots=True)
 class EngineBooks:
     """One engine."""
 
@@ -58,7 +58,7 @@ class EngineBooks:
         return self.pot.expected() + self.shared.blocks
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ClassBooks:
     """One class, as estimated at the last refresh."""
 
@@ -82,9 +82,14 @@ class Ledger:
         self._refreshed = -math.inf
         self._looked = -math.inf
         self._ticks = 0
+        self._due: list[Session] = []
+        """Residents whose turn it is to be looked at, the next one last."""
         self.engines: dict[str, EngineBooks] = {}
         """By name; only those with residents, or whose pace is known."""
         self.classes: dict[str, ClassBooks] = {}
+        """By name; another dictionary after each refresh."""
+        self.touched: set[str] = set()
+        """Engines whose residents changed since whoever reads this has emptied it."""
 
     def apply(self, spec: RolloutPoolSpec) -> None:
         """Take over the classes of a spec; what was seen of those that stay is kept."""
@@ -142,7 +147,7 @@ class Ledger:
         self.classes = {
             name: ClassBooks(
                 life=life,
-                outlook=outlook(life, ahead),
+                outlook=Outlook(life, ahead),
                 cost=self._estimators[name].cost(life, self._expected[name], self._method, now),
                 source=self._estimators[name].source(self._expected[name]),
             )
@@ -154,7 +159,9 @@ class Ledger:
         books = self.classes[class_name]
         blocks = books.life.blocks[0]
         if prompt_tokens:
-            blocks = max(0.0, prompt_tokens / self._block_size - sum(piece.blocks for piece in pieces))
+            blocks = prompt_tokens / self._block_size
+            if pieces:
+                blocks = max(0.0, blocks - blocks_of(pieces))
         return books.outlook.of(age=0.0, blocks=blocks)
 
     def returning(self, session: Session, prompt_tokens: int) -> Outlay:
@@ -164,26 +171,31 @@ class Ledger:
 
     def entered(self, session: Session, now: float) -> None:
         """A session became resident."""
-        engine = self.engine(session.engine)
-        session.shared_blocks = session.marked_blocks - engine.shared.missing(session.pieces)
-        engine.shared.add(session.pieces)
+        if session.pieces:
+            shared = self.engine(session.engine).shared
+            session.shared_blocks = session.marked_blocks - shared.missing(session.pieces)
+            shared.add(session.pieces)
         session.seen_at = now
         if not session.tokens and (books := self.classes.get(session.class_name)) is not None:
             session.tokens = books.life.blocks[0] * self._block_size
-        self._recount(session, session.tokens / self._block_size, now)
+        self._table.hold(session, session.tokens / self._block_size)
+        self.recount(session, now)
 
     def turn_begins(self, session: Session, *, prompt_tokens: int, estimate: int, now: float) -> None:
         """A request of a resident session starts; call before the table counts it."""
-        self.look(session, now)
+        self._see(session, self._held(session, now), now)
         session.prompt_estimate = estimate
-        session.tokens = max(session.tokens, float(prompt_tokens))
-        before, blocks = session.blocks, session.tokens / self._block_size
-        if (estimator := self._estimators.get(session.class_name)) is not None:
-            estimator.table.gain(age=session.age(now), blocks=blocks - before)
-        self._recount(session, blocks, now)
+        if prompt_tokens > session.tokens:
+            session.tokens = float(prompt_tokens)
+        blocks = session.tokens / self._block_size
+        if blocks != session.blocks:
+            if (estimator := self._estimators.get(session.class_name)) is not None:
+                estimator.table.gain(age=session.age(now), blocks=blocks - session.blocks)
+            self._table.hold(session, blocks)
+        self.recount(session, now)
 
     def turn_ended(self, session: Session, usage: Usage | None, now: float) -> None:
-        """A request ended; call before the table counts it."""
+        """A request ended; call before the table counts it, and `recount` or `left` after."""
         if usage is not None:
             seconds = now - session.turn_started
             # `turn_started` is that of the last turn: of an earlier one it says nothing.
@@ -200,33 +212,46 @@ class Ledger:
     def look(self, session: Session, now: float) -> None:
         """Count what a resident session held since the last look, and what it holds now."""
         self._see(session, self._held(session, now), now)
+        self.recount(session, now)
 
-    def look_around(self, now: float) -> None:
-        """Look at a part of the residents, another one each time, if it is time."""
-        if now - self._looked < LOOK_SECONDS:
-            return
-        self._looked = now
-        ticks = max(LOOK_TICKS, -(-len(self._table) // LOOKS))
-        self._ticks += 1
-        for session in islice(self._table, self._ticks % ticks, None, ticks):
-            self.look(session, now)
+    def look_around(self, now: float, most: int | None = None) -> bool:
+        """Look at a part of the residents, another one each time, if it is time; as `look_on` says."""
+        if now - self._looked >= LOOK_SECONDS:
+            self._looked = now
+            ticks = max(LOOK_TICKS, -(-len(self._table) // LOOKS))
+            self._ticks += 1
+            self._due = list(islice(self._table, self._ticks % ticks, None, ticks))
+            self._due.reverse()
+        return self.look_on(now, most)
 
-    def park(self, class_name: str, *, idle_since: float, now: float) -> int:
-        """Park the residents of a class without a request since then; how many."""
-        idle = list(self._table.idle(class_name, before=idle_since))
+    def look_on(self, now: float, most: int | None = None) -> bool:
+        """Look at so many of the residents whose turn it is; whether some are left."""
+        due = self._due
+        for _ in range(len(due) if most is None else min(most, len(due))):
+            session = due.pop()
+            if self._table.get(session.id) is session:
+                self.look(session, now)
+        return bool(due)
+
+    def park(self, class_name: str, *, idle_since: float, now: float, most: int | None = None) -> int:
+        """Park the residents of a class without a request since then, at most so many; how many."""
+        idle = list(islice(self._table.idle(class_name, before=idle_since), most))
         for session in idle:
-            self.look(session, now)
-            self.left(session)
+            self.left(session, now)
             if (estimator := self._estimators.get(class_name)) is not None:
                 estimator.table.park(age=session.age(now))
             self._table.park(session)
         return len(idle)
 
-    def left(self, session: Session) -> None:
+    def left(self, session: Session, now: float) -> None:
         """A session is resident no more; `engine` still names where it was."""
-        engine = self.engine(session.engine)
+        if now > session.seen_at:
+            self._see(session, self._held(session, now), now)
+        engine = self.engines[session.engine]
+        self.touched.add(session.engine)
         engine.pot.replace(session.outlay, NOTHING)
-        engine.shared.remove(session.pieces)
+        if session.pieces:
+            engine.shared.remove(session.pieces)
         session.outlay = NOTHING
         session.cached_before = 0.0
 
@@ -242,9 +267,9 @@ class Ledger:
 
     def moved(self, session: Session, engine: str, now: float) -> None:
         """A resident session goes to another engine; call before the table moves it."""
-        self.look(session, now)
-        self.left(session)
+        self.left(session, now)
         books = self.engine(engine)
+        self.touched.add(engine)
         books.shared.add(session.pieces)
         session.outlay = self._outlay(session, session.blocks, now)
         books.pot.replace(NOTHING, session.outlay)
@@ -263,26 +288,29 @@ class Ledger:
         return tokens / self._block_size
 
     def _see(self, session: Session, blocks: float, now: float) -> None:
-        seconds = max(0.0, now - session.seen_at)
-        mean = max(1.0, (session.blocks + blocks) / 2 - session.shared_blocks)
-        session.block_seconds += mean * seconds
-        if (estimator := self._estimators.get(session.class_name)) is not None:
-            age = session.age(now)
-            estimator.table.see(
-                since=max(0.0, age - seconds),
-                age=age,
-                blocks=mean,
-                gained=blocks - session.blocks,
-                in_turn=session.in_flight > 0,
-            )
-        session.seen_at = now
-        self._recount(session, blocks, now)
+        seconds = now - session.seen_at
+        if seconds > 0:
+            mean = max(1.0, (session.blocks + blocks) / 2 - session.shared_blocks)
+            session.block_seconds += mean * seconds
+            session.seen_at = now
+            if (estimator := self._estimators.get(session.class_name)) is not None:
+                age = session.age(now)
+                estimator.table.see(
+                    since=max(0.0, age - seconds),
+                    age=age,
+                    blocks=mean,
+                    gained=blocks - session.blocks,
+                    in_turn=session.in_flight > 0,
+                )
+        if blocks != session.blocks:
+            self._table.hold(session, blocks)
 
-    def _recount(self, session: Session, blocks: float, now: float) -> None:
-        self._table.hold(session, blocks)
-        pot = self.engine(session.engine).pot
-        outlay = self._outlay(session, blocks, now)
-        pot.replace(session.outlay, outlay)
+    def recount(self, session: Session, now: float) -> None:
+        """Count a resident session in its engine's pot by what it holds now."""
+        self.touched.add(session.engine)
+        outlay = self._outlay(session, session.blocks, now)
+        books = self.engines.get(session.engine) or self.engine(session.engine)
+        books.pot.replace(session.outlay, outlay)
         session.outlay = outlay
 
     def _outlay(self, session: Session, blocks: float, now: float) -> Outlay:

@@ -30,6 +30,8 @@ BUCKETS = 56
 """Age buckets; the last one, open above, begins at about 30 hours."""
 EDGES = (0.0, *(FIRST_SECONDS * RATIO**i for i in range(BUCKETS - 1)))
 """Age at which each bucket begins, in seconds."""
+ENDS = (*EDGES[1:], math.inf)
+"""Age at which each bucket ends, in seconds."""
 WIDTHS = (*(after - before for before, after in pairwise(EDGES)), EDGES[-1])
 """Seconds of each bucket; the last is taken to be as wide as it is old."""
 MIDDLES = tuple(edge + width / 2 for edge, width in zip(EDGES, WIDTHS, strict=True))
@@ -45,8 +47,8 @@ PRIOR_SPREAD = 0.25
 
 
 def bucket_of(age: float) -> int:
-    """The bucket of an age in seconds."""
-    return max(0, bisect_right(EDGES, age) - 1)
+    """The bucket of an age in seconds, 0 or more."""
+    return bisect_right(EDGES, age) - 1
 
 
 @dataclass(frozen=True)
@@ -144,14 +146,19 @@ class LifeTable:
         self, *, since: float, age: float, blocks: float, gained: float = 0.0, in_turn: bool = True
     ) -> None:
         """A session held `blocks` KV blocks on average between two ages, in seconds, and gained some."""
-        self._turn_block_seconds += in_turn * blocks * max(0.0, age - since)
-        at, whole = bucket_of(since), age - since
+        whole = age - since
+        if whole <= 0:
+            return
+        if in_turn:
+            self._turn_block_seconds += blocks * whole
+        at = bucket_of(since)
         while since < age:
-            until = min(age, EDGES[at + 1]) if at + 1 < BUCKETS else age
+            until = age if age <= ENDS[at] else ENDS[at]
             seconds = until - since
+            held = seconds * blocks
             self._exposure[at] += seconds
-            self._block_seconds[at] += seconds * blocks
-            self._square_seconds[at] += seconds * blocks * blocks
+            self._block_seconds[at] += held
+            self._square_seconds[at] += held * blocks
             self._gained[at] += gained * (seconds / whole)
             since, at = until, at + 1
 

@@ -54,15 +54,12 @@ class Balance:
     """
 
     def __init__(self) -> None:
-        self._behind: dict[str, float] = {}
-
-    def of(self, class_name: str) -> float:
-        """Samples behind (positive) or ahead (negative)."""
-        return self._behind.get(class_name, 0.0)
+        self.samples: dict[str, float] = {}
+        """Samples behind (positive) or ahead (negative), by class; 0 for others."""
 
     def keep(self, names: Container[str]) -> None:
         """Forget all other classes."""
-        self._behind = {name: debt for name, debt in self._behind.items() if name in names}
+        self.samples = {name: debt for name, debt in self.samples.items() if name in names}
 
     def settle(
         self, class_name: str, shares: Mapping[str, float], *, samples: float, limit: float, keep: float = 1.0
@@ -76,11 +73,13 @@ class Balance:
             limit: largest balance that is remembered, in samples.
             keep: what remains of the balance so far.
         """
-        whole = sum(shares.values())
-        self._behind = {name: debt * keep for name, debt in self._behind.items()}
+        behind, whole = self.samples, sum(shares.values())
+        if keep != 1.0:
+            for name in behind:
+                behind[name] *= keep
         for name, share in shares.items():
-            owed = samples * (share / whole - (name == class_name))
-            self._behind[name] = min(max(self.of(name) + owed, -limit), limit)
+            debt = behind.get(name, 0.0) + samples * (share / whole - (name == class_name))
+            behind[name] = limit if debt > limit else -limit if debt < -limit else debt
 
 
 class MixtureDebt:
@@ -117,7 +116,8 @@ class MixtureDebt:
 
     def behind(self, shares: Mapping[str, float]) -> dict[str, float]:
         """Samples that each class present is behind (positive) or ahead (negative); they sum to 0."""
-        raw = {name: self._entered.of(name) + self._consumed.of(name) for name in shares}
+        entered, consumed = self._entered.samples, self._consumed.samples
+        raw = {name: entered.get(name, 0.0) + consumed.get(name, 0.0) for name in shares}
         whole, owed = sum(shares.values()), sum(raw.values())
         return {name: debt - shares[name] / whole * owed for name, debt in raw.items()}
 

@@ -118,3 +118,8 @@ class Refusal:
     def retryable(self) -> bool:
         """Whether the client may send the request again."""
         return self.outcome in RETRYABLE
+
+
+SHUTTING_DOWN = Refusal(Outcome.SHUTTING_DOWN, "this router is shutting down: send the request again")
+NOT_READY = Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet: try again")
+FAILED = Refusal(Outcome.INTERNAL, "the router failed; its log has the traceback")

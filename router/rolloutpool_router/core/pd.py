@@ -53,12 +53,10 @@ class Remote:
     reason: str
 
 
-def one_sequence(body: Mapping[str, Any]) -> bool:
+def one_sequence(body: Mapping[str, Any], *, prompts: int) -> bool:
     """Whether a request asks for one sample of one prompt: vLLM hands over the KV blocks of one sequence."""
-    prompt = body.get("prompt")
-    several = isinstance(prompt, list) and len(prompt) > 1 and not isinstance(prompt[0], int)
     samples = max((value for name in ("n", "best_of") if isinstance(value := body.get(name), int)), default=1)
-    return samples <= 1 and not several and not body.get("use_beam_search")
+    return samples <= 1 and prompts <= 1 and not body.get("use_beam_search")
 
 
 def choose_prefill(
@@ -84,15 +82,21 @@ def choose_prefill(
     return Remote(chosen.name, f"least work: {least} prompt tokens")
 
 
+PREFILL_LEG_DROPS = frozenset({"min_tokens", "stream_options"})
+"""Fields of the client's body that leg 1 leaves out: they do not go with one token, not streamed."""
+
+
 def prefill_leg(body: Mapping[str, Any]) -> dict[str, Any]:
-    """Body of leg 1: the client's, for one token, not streamed."""
-    leg = {key: value for key, value in body.items() if key not in ("min_tokens", "stream_options")}
-    leg |= {"stream": False, "max_tokens": 1, "kv_transfer_params": dict(REQUEST_PREFILL)}
-    if "max_completion_tokens" in leg:
-        leg["max_completion_tokens"] = 1
-    return leg
+    """Fields of leg 1 that differ from the client's body: one token, not streamed."""
+    values: dict[str, Any] = {"stream": False, "kv_transfer_params": REQUEST_PREFILL}
+    if isinstance(sampling := body.get("sampling_params"), dict):  # /inference/v1/generate
+        kept = {name: value for name, value in sampling.items() if name != "min_tokens"}
+        return values | {"sampling_params": kept | {"max_tokens": 1}}
+    if "max_output_tokens" in body:  # /v1/responses
+        return values | {"max_output_tokens": 1}
+    return values | dict.fromkeys({"max_tokens"} | ({"max_completion_tokens"} & body.keys()), 1)
 
 
-def decode_leg(body: Mapping[str, Any], kv_transfer_params: Mapping[str, Any]) -> dict[str, Any]:
-    """Body of leg 2: the client's, with leg 1's parameters verbatim: vLLM keeps adding fields."""
-    return {**body, "kv_transfer_params": kv_transfer_params}
+def decode_leg(kv_transfer_params: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of leg 2 that differ from the client's body: the parameters verbatim, since vLLM adds some."""
+    return {"kv_transfer_params": kv_transfer_params}

@@ -64,13 +64,13 @@ class Peers:
         if not leaving and self.name in self._routers:
             order = order[: order.index(self.name)]
         names = (name for name in order if name != self.name)
-        return [self._routers[name] for name in names if self._health.get(name, HEALTHY).healthy(now)]
+        return [self._routers[name] for name in names if self._health.get(name, HEALTHY).out_until <= now]
 
     def with_sessions(self, now: float) -> list[RouterShare]:
         """Routers that may have sessions that belong here now: the others, and those that left lately."""
         left = [entry[0] for entry in self._left.values() if self._recent(entry, now)]
         found = [share for share in (*self.others, *left) if share.name != self.name]
-        return [share for share in found if self._health.get(share.name, HEALTHY).healthy(now)]
+        return [share for share in found if self._health.get(share.name, HEALTHY).out_until <= now]
 
     def may_have_had(self, key: bytes, now: float, *, within: float) -> bool:
         """Whether another router may have admitted the session with this key.

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from random import Random
@@ -14,8 +13,7 @@ MAX_LEAD = 0.1
 preferred for its prefix. Without a bound, one shared system prompt would fill one engine before any other."""
 
 
-@dataclass(frozen=True)
-class EngineLoad:
+class EngineLoad(NamedTuple):
     """One engine as admission and placement see it."""
 
     name: str
@@ -44,15 +42,24 @@ def choose_engine(engines: Sequence[EngineLoad], overlap: Mapping[str, int], rng
 
     Args:
         engines: those that may take it; not empty.
-        overlap: leading prompt chunks that each engine holds, by engine.
+        overlap: leading prompt chunks that each engine holds, by engine; engines that hold none are absent.
         rng: breaks ties; a fixed order would send every new session to the same engine.
     """
-    known = all(engine.capacity_blocks > 0 for engine in engines)
-    loads = {e.name: e.load if known else e.occupied_blocks for e in engines}
-    least = min(loads.values())
-    lead = MAX_LEAD * sum(loads.values()) / len(loads)
-    near = [engine for engine in engines if loads[engine.name] <= least + lead]
-    best = max(overlap.get(engine.name, 0) for engine in near)
-    holders = [engine for engine in near if overlap.get(engine.name, 0) == best]
-    lightest = min(loads[engine.name] for engine in holders)
-    return rng.choice([engine for engine in holders if loads[engine.name] == lightest])
+    if len(engines) == 1:
+        return rng.choice(engines)
+    occupied = [engine.occupied_blocks for engine in engines]
+    capacities = [engine.capacity_blocks for engine in engines]
+    loads = occupied
+    if min(capacities) > 0:
+        loads = [blocks / capacity for blocks, capacity in zip(occupied, capacities, strict=True)]
+    least = min(loads)
+    if not overlap:
+        return rng.choice([e for e, load in zip(engines, loads, strict=True) if load == least])
+    near = least + MAX_LEAD * sum(loads) / len(loads)
+    found = [
+        (-overlap.get(engine.name, 0), load, engine)
+        for engine, load in zip(engines, loads, strict=True)
+        if load <= near
+    ]
+    best = min(found, key=lambda one: one[:2])[:2]
+    return rng.choice([engine for chunks, load, engine in found if (chunks, load) == best])

@@ -1,128 +1,165 @@
-"""Which engine has which prompt prefix in its cache: a bounded index fed by the router's own traffic.
+"""Which engine has which prompt prefix in its cache: a bounded index.
 
-A prompt is cut into chunks of CHUNK bytes; a chunk's key hashes it and all before it, so that equal keys mean
-equal prefixes. The first key also covers the model (adapter) and `cache_salt`, as in vLLM's prefix cache.
+It is fed by the router's own traffic (`record`: the engine was sent a prompt, so it holds it soon) and, where
+engines publish KV events, by what they say themselves (`kv_blocks`). A key holds one bit for each engine, so
+that a look-up costs the prompt's keys however many engines there are, and an engine is forgotten by giving up
+its bit. There are two generations: when the younger is full it becomes the older one, and what was not
+recorded of an engine since then is forgotten.
 """
 
 from __future__ import annotations
 
-import json
-from array import array
-from collections import Counter, OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from hashlib import blake2b
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
 
-CHUNK = 256
-"""Bytes of prompt text (or of 64-bit token ids) per key."""
-MAX_CHUNKS = 512
-"""Chunks of one prompt that are hashed: a prefix longer than that tells engines apart no better."""
-MAX_KEYS = 100_000
-"""Keys in the index; the least recently used go first."""
-MAX_HOLDERS = 8
-"""Engines remembered for one key, the latest: bounds memory where many engines share a system prompt."""
+from rolloutpool_router.core.prompts import CHUNK, MAX_CHUNKS, PrefixKey, Prompt, read_prompt
 
+MAX_KEYS = 2**18
+"""Keys in both generations; at 64 tokens a key, 16 million tokens of prompts."""
+MAX_BITS = 1024
+"""Bits of engines, those given up included; when they are used up the index starts anew."""
+KEY_BYTES = 320
+"""Memory of a key at most: its two hash table slots, the number itself and a mask of MAX_BITS. Measured: 150
+where one engine holds a key, so 40 MB for MAX_KEYS."""
 
-@dataclass(frozen=True)
-class Prompt:
-    """A request's prompt as far as it is hashed; read once, since that costs O(its bytes)."""
-
-    space: bytes
-    """Model (adapter) and `cache_salt`: prompts are equal within one only."""
-    data: bytes
-
-    def prefix_keys(self) -> tuple[bytes, ...]:
-        """Keys of the leading whole chunks, longest prefix last."""
-        digest, keys = self.space, []
-        for start in range(0, len(self.data) - CHUNK + 1, CHUNK):
-            digest = blake2b(digest + self.data[start : start + CHUNK], digest_size=8).digest()
-            keys.append(digest)
-        return tuple(keys)
-
-    def group(self) -> bytes:
-        """The same for all samples of one prompt."""
-        return blake2b(self.space + b"\0" + self.data, digest_size=8).digest()
-
-
-def read_prompt(body: Mapping[str, Any]) -> Prompt:
-    """The prompt of a request."""
-    space = f"{body.get('model')}\0{body.get('cache_salt')}".encode(errors="replace")
-    return Prompt(space, _prompt(body))
+MANY = 4
+"""Going through all engines is faster than through the bits of a mask from one engine in MANY on."""
 
 
 class PrefixIndex:
-    """Engines by prefix key, least recently used first."""
+    """Engines by prefix key."""
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
-        self._engines: OrderedDict[bytes, tuple[str, ...]] = OrderedDict()
-        self._max_keys = max_keys
+        self._young: dict[PrefixKey, int] = {}
+        """Bits of the engines that hold a key; recorded since the last change of generations."""
+        self._old: dict[PrefixKey, int] = {}
+        self._bits: dict[str, int] = {}
+        """The bit of each engine that may hold a key."""
+        self._told: set[str] = set()
+        """Engines that tell what they evict."""
+        self._names: dict[int, str] = {}
+        """The engine of each bit."""
+        self._live = 0
+        """All bits of engines."""
+        self._used_bits = 0
+        """Bits that are in some mask, those given up included."""
+        self._spare: list[int] = []
+        """Bits that no mask holds any more."""
+        self._given_up: tuple[list[int], list[int]] = ([], [])
+        """Bits given up since the last change of generations, and before."""
+        self._generation = max(1, max_keys // 2)
 
     def __len__(self) -> int:
-        return len(self._engines)
+        """Keys, those in both generations counted twice; never above the bound."""
+        return len(self._young) + len(self._old)
 
-    def record(self, keys: Sequence[bytes], engine: str) -> None:
-        """An engine holds the prefix with these keys from now on."""
-        # The head of a prompt last, so that it is forgotten last: without it the rest counts for nothing.
-        for key in reversed(keys):
-            others = (name for name in self._engines.get(key, ()) if name != engine)
-            self._engines[key] = (engine, *others)[:MAX_HOLDERS]
-            self._engines.move_to_end(key)
-        while len(self._engines) > self._max_keys:
-            self._engines.popitem(last=False)
+    @property
+    def max_memory_bytes(self) -> int:
+        """Memory that the keys take at most."""
+        return len(self) * KEY_BYTES
 
-    def overlaps(self, keys: Sequence[bytes]) -> Counter[str]:
+    def record(self, keys: Sequence[PrefixKey], engine: str) -> None:
+        """An engine holds the prefix with these keys from now on.
+
+        O(keys), but O(1) for further samples of a prompt that it was sent lately: its last key covers all
+        before it. Not so for engines that tell what they evict, since they may lack any part of it.
+        """
+        # The same int for all keys that only this engine holds: it takes no memory of its own.
+        bit = self._bits.get(engine) or self._enter(engine)
+        young = self._young
+        if engine not in self._told and keys and young.get(keys[0], 0) & young.get(keys[-1], 0) & bit:
+            return
+        for key in keys:
+            known = young.get(key)
+            if known is not None:
+                young[key] = known | bit
+                continue
+            if len(young) >= self._generation:
+                self._age()
+                young = self._young
+            young[key] = bit
+
+    def drop(self, key: PrefixKey, engine: str) -> None:
+        """An engine has evicted what a key stands for."""
+        self._told.add(engine)
+        bit = self._bits.get(engine, 0)
+        for generation in (self._young, self._old):
+            mask = generation.get(key, 0)
+            if mask & bit:
+                if mask == bit:
+                    del generation[key]
+                else:
+                    generation[key] = mask & ~bit
+
+    def overlaps(self, keys: Sequence[PrefixKey]) -> Counter[str]:
         """Leading chunks that each engine holds, by engine; engines that hold none are absent."""
         found: Counter[str] = Counter()
-        holders: set[str] | None = None
+        young, old = self._young, self._old
+        holders, depth = self._live, 0
         for key in keys:
-            engines = self._engines.get(key, ())
-            holders = set(engines) if holders is None else holders.intersection(engines)
             if not holders:
                 break
-            found.update(holders)
+            still = holders & (young.get(key, 0) | old.get(key, 0))
+            if still != holders:
+                self._note(found, holders & ~still, depth)
+                holders = still
+            depth += 1
+        self._note(found, holders, depth)
         return found
 
     def forget(self, engine: str) -> None:
-        """An engine is gone, or its cache is empty; O(keys)."""
-        for key in [key for key, engines in self._engines.items() if engine in engines]:
-            self._engines[key] = tuple(name for name in self._engines[key] if name != engine)
-            if not self._engines[key]:
-                del self._engines[key]
+        """An engine is gone, or its cache is empty; O(1)."""
+        self._told.discard(engine)
+        bit = self._bits.pop(engine, 0)
+        if not bit:
+            return
+        del self._names[bit]
+        self._live &= ~bit
+        self._given_up[0].append(bit)
+        if not self._bits:
+            self._clear()
+
+    def _note(self, found: Counter[str], mask: int, depth: int) -> None:
+        """The engines of these bits hold this many chunks; O(engines of the mask)."""
+        if not depth:
+            return
+        if MANY * mask.bit_count() > len(self._bits):
+            for name, bit in self._bits.items():
+                if mask & bit:
+                    found[name] = depth
+            return
+        while mask:
+            bit = mask & -mask
+            found[self._names[bit]] = depth
+            mask ^= bit
+
+    def _enter(self, engine: str) -> int:
+        if not self._spare and self._used_bits >= MAX_BITS:
+            self._clear()
+        if self._spare:
+            bit = self._spare.pop()
+        else:
+            bit = 1 << self._used_bits
+            self._used_bits += 1
+        self._bits[engine] = bit
+        self._names[bit] = engine
+        self._live |= bit
+        return bit
+
+    def _age(self) -> None:
+        """Change generations: bits that were given up before the last change are in no mask any more."""
+        self._old, self._young = self._young, {}
+        lately, before = self._given_up
+        self._spare += before
+        self._given_up = ([], lately)
+
+    def _clear(self) -> None:
+        self._young, self._old = {}, {}
+        self._bits.clear()
+        self._names.clear()
+        self._spare.clear()
+        self._given_up = ([], [])
+        self._live = self._used_bits = 0
 
 
-def _prompt(body: Mapping[str, Any]) -> bytes:
-    limit = CHUNK * MAX_CHUNKS
-    data = bytearray()
-    for part in _parts(body):
-        data += part
-        if len(data) >= limit:
-            break
-    return bytes(data[:limit])
-
-
-def _parts(body: Mapping[str, Any]) -> Iterator[bytes]:
-    """The prompt in the order of chat templates: tools, then messages."""
-    if body.get("tools"):
-        yield _text(body["tools"])
-    messages = body.get("messages")
-    if isinstance(messages, list):
-        yield from (_text(message) for message in messages)
-        return
-    prompt = body.get("prompt")
-    if isinstance(prompt, list) and prompt and isinstance(prompt[0], (str, list)):
-        prompt = prompt[0]
-    yield _tokens(prompt) if isinstance(prompt, list) else _text(prompt or "")
-
-
-def _text(value: Any) -> bytes:
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text.encode(errors="replace")
-
-
-def _tokens(ids: Sequence[Any]) -> bytes:
-    head = ids[: CHUNK * MAX_CHUNKS // 8]
-    try:
-        return array("q", head).tobytes()
-    except (TypeError, OverflowError):
-        return _text(head)
+__all__ = ["CHUNK", "MAX_CHUNKS", "PrefixIndex", "PrefixKey", "Prompt", "read_prompt"]

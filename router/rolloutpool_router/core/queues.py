@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain
 
+from rolloutpool_router.core.prefix import PrefixKey
 from rolloutpool_router.core.shared import Mark
 
 
@@ -23,7 +24,7 @@ class Ticket:
     class_name: str
     arrived_at: float
     """When its first request came, in seconds of the caller's clock."""
-    prefix: tuple[bytes, ...] = ()
+    prefix: tuple[PrefixKey, ...] = ()
     """Hashes of its prompt's blocks, for placement."""
     single: bool = False
     """The client named no session."""
@@ -45,37 +46,45 @@ class ClassQueue:
     """The waiting sessions of one class, next first. Operations cost O(1), `gather` O(group)."""
 
     def __init__(self) -> None:
+        self._tickets: dict[str, Ticket] = {}
+        """All that wait, by session."""
         self._parked: OrderedDict[str, Ticket] = OrderedDict()
         self._gathered: OrderedDict[str, Ticket] = OrderedDict()
         self._new: OrderedDict[str, Ticket] = OrderedDict()
+        self._parts = (self._parked, self._gathered, self._new)
+        """Those that wait, in the order in which they enter."""
         self._groups: dict[bytes, dict[str, None]] = {}
         self.requests = 0
         """Requests that wait."""
 
     def __len__(self) -> int:
-        return len(self._parked) + len(self._gathered) + len(self._new)
+        return len(self._tickets)
 
     def __iter__(self) -> Iterator[Ticket]:
-        return chain(self._parked.values(), self._gathered.values(), self._new.values())
+        return chain.from_iterable(part.values() for part in self._parts)
 
     def push(self, ticket: Ticket) -> None:
         """Let a session wait behind all others of its kind; if it waits already, with one more request."""
-        waiting = self.get(ticket.session)
+        waiting = self._tickets.get(ticket.session)
         self.requests += ticket.requests
         if waiting is not None:
             waiting.requests += ticket.requests
             return
+        self._tickets[ticket.session] = ticket
         (self._parked if ticket.parked else self._new)[ticket.session] = ticket
         if ticket.group is not None and not ticket.parked:
             self._groups.setdefault(ticket.group, {})[ticket.session] = None
 
     def get(self, session: str) -> Ticket | None:
         """The ticket of a waiting session."""
-        return self._parked.get(session) or self._gathered.get(session) or self._new.get(session)
+        return self._tickets.get(session)
 
     def head(self) -> Ticket | None:
         """The session that is next."""
-        return next(iter(self), None)
+        for part in self._parts:
+            if part:
+                return next(iter(part.values()))
+        return None
 
     def siblings(self, group: bytes | None) -> int:
         """New sessions of a group that wait."""
@@ -93,11 +102,10 @@ class ClassQueue:
         Raises:
             KeyError: it does not wait.
         """
-        ticket = next(
-            (found for part in self._parts() if (found := part.pop(session, None)) is not None), None
-        )
-        if ticket is None:
-            raise KeyError(session)
+        ticket = self._tickets.pop(session)
+        for part in self._parts:
+            if part.pop(session, None) is not None:
+                break
         self.requests -= ticket.requests
         if ticket.group is not None and (group := self._groups.get(ticket.group)) is not None:
             group.pop(session, None)
@@ -119,18 +127,15 @@ class ClassQueue:
 
     def oldest_wait(self, now: float) -> float:
         """Longest current wait, in seconds; 0 if nobody waits."""
-        heads = (next(iter(part.values()), None) for part in self._parts())
+        heads = (next(iter(part.values()), None) for part in self._parts)
         return max((max(0.0, now - head.arrived_at) for head in heads if head is not None), default=0.0)
 
     def late(self, before: float) -> list[Ticket]:
         """Sessions that came before this time; O(late) where few samples were gathered."""
         found = []
-        for part in self._parts():
+        for part in self._parts:
             for ticket in part.values():
                 if ticket.arrived_at > before:
                     break
                 found.append(ticket)
         return found
-
-    def _parts(self) -> tuple[OrderedDict[str, Ticket], ...]:
-        return self._parked, self._gathered, self._new

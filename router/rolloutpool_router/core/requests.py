@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rolloutpool_router.core.admission import EntryReason
 from rolloutpool_router.core.outcomes import Refusal
+from rolloutpool_router.core.prefix import PrefixKey
 from rolloutpool_router.core.queues import Ticket
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)
 class Arrival:
-    """A request whose session and class are known."""
+    """A request whose session and class are known. Not frozen, for speed alone: nobody changes one."""
 
     session: str
     class_name: str
-    prefix: tuple[bytes, ...] = ()
+    prefix: tuple[PrefixKey, ...] = ()
     """Hashes of its prompt's chunks (`prefix.Prompt.prefix_keys`)."""
     single: bool = False
     """The client named no session: this request is all of it."""
@@ -31,8 +33,7 @@ class Arrival:
     """The engine that is told to hold the session's KV."""
 
 
-@dataclass(frozen=True)
-class Entered:
+class Entered(NamedTuple):
     """A request may go to its engine now; it must end with `end_turn`."""
 
     session: str
@@ -45,8 +46,7 @@ class Entered:
     """Why a waiting session was let in."""
 
 
-@dataclass(frozen=True)
-class Queued:
+class Queued(NamedTuple):
     """A request waits: its session will be among those of `admit_waiting`, or `cancel` withdraws it."""
 
     session: str
@@ -55,8 +55,7 @@ class Queued:
     """The session is resident and no engine is up: the request counts as in flight while it waits."""
 
 
-@dataclass(frozen=True)
-class Ticked:
+class Ticked(NamedTuple):
     """What a tick led to."""
 
     entered: list[Entered]

@@ -28,9 +28,13 @@ class Retention:
         before = self._counts.get(engine, (0.0, 0.0))
         self._counts[engine] = (before[0] + expected, before[1] + min(found, expected))
 
+    def is_due(self, now: float) -> bool:
+        """Whether the last interval is over."""
+        return now - self._stepped >= INTERVAL_SECONDS
+
     def step(self, now: float, spec: PressureSpec, full: Container[str]) -> None:
         """Look back over the last interval, if it is over; `full` engines hold all that they may."""
-        if now - self._stepped < INTERVAL_SECONDS:
+        if not self.is_due(now):
             return
         self._stepped = now
         if self._is_reset():

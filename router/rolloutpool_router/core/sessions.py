@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from rolloutpool_router.core.forecast import NOTHING, Outlay
 from rolloutpool_router.core.shared import Mark
@@ -19,8 +20,7 @@ MAX_SESSIONS = 200_000
 """Most open sessions of one router."""
 
 
-@dataclass(frozen=True)
-class Usage:
+class Usage(NamedTuple):
     """Tokens of one answer."""
 
     prompt_tokens: int
@@ -104,6 +104,7 @@ class SessionTable:
         self._sessions: dict[str, Session] = {}
         self._parked: dict[str, Session] = {}
         self._idle: dict[str, OrderedDict[str, float]] = {}
+        """Sessions without a request, by class in the order in which classes came, the longest idle first."""
         self._tallies: dict[str, dict[str, Tally]] = {}
         self.by_class: Counter[str] = Counter()
         """Residents by class, over all engines."""
@@ -139,8 +140,13 @@ class SessionTable:
             if (session := self._sessions.get(name)) is not None:
                 yield session
 
-    def admit(self, session: Session) -> Session:
+    def admit(self, session: Session, *, turns: int = 0, now: float = 0.0) -> Session:
         """Make a new or parked session resident: it takes a permit of (engine, class).
+
+        Args:
+            session: that enters.
+            turns: its requests that start at once.
+            now: seconds; of no meaning without turns.
 
         Raises:
             ValueError: it is resident already, or the table is full.
@@ -150,12 +156,21 @@ class SessionTable:
         if self._parked.pop(session.id, None) is not None:
             self._uncount(self.parked_by_class, session.class_name)
             session.parked = False
-        elif len(self) >= MAX_SESSIONS:
+            self.busy(session)
+        elif len(self._sessions) + len(self._parked) >= MAX_SESSIONS:
             raise ValueError(f"{MAX_SESSIONS} sessions are open, the most one router keeps")
         self._sessions[session.id] = session
         self._count(session, +1)
         self.by_class[session.class_name] += 1
-        self._set_idle(session, session.admitted_at)
+        if session.class_name not in self._idle:
+            self._idle[session.class_name] = OrderedDict()
+        if turns:
+            session.in_flight = turns
+            session.overlapping = turns > 1
+            session.turn_started = now
+            self.running_by_class[session.class_name] += turns
+        else:
+            self._set_idle(session, session.admitted_at)
         return session
 
     def park(self, session: Session) -> None:
@@ -176,7 +191,8 @@ class SessionTable:
 
     def busy(self, session: Session) -> None:
         """The session has a request, in flight or waiting: it does not expire."""
-        self._idle.get(session.class_name, OrderedDict()).pop(session.id, None)
+        if (idle := self._idle.get(session.class_name)) is not None:
+            idle.pop(session.id, None)
 
     def rest(self, session: Session, *, now: float) -> None:
         """The session has no request any more."""
@@ -209,15 +225,17 @@ class SessionTable:
         current.ending = True
         return self._remove(current) if current.in_flight == 0 else None
 
-    def expire(self, *, now: float, idle_seconds: Mapping[str, float]) -> list[Session]:
-        """End the sessions that were idle for their class's time; O(classes + ended).
+    def expire(
+        self, *, now: float, idle_seconds: Mapping[str, float], most: int | None = None
+    ) -> list[Session]:
+        """End the sessions that were idle for their class's time, at most so many; O(classes + ended).
 
         A class that is not in `idle_seconds` is no longer in the spec: its idle sessions end.
         """
-        ended = []
+        ended: list[Session] = []
         for class_name, idle in list(self._idle.items()):
             limit = idle_seconds.get(class_name, 0.0)
-            while idle:
+            while idle and (most is None or len(ended) < most):
                 session, since = next(iter(idle.items()))
                 if since + limit > now:
                     break
@@ -237,10 +255,13 @@ class SessionTable:
         if session.id in self._sessions:
             self._tallies[session.engine][session.class_name].blocks += blocks - session.blocks
         session.blocks = blocks
-        session.peak_blocks = max(session.peak_blocks, blocks)
+        if blocks > session.peak_blocks:
+            session.peak_blocks = blocks
 
     def _set_idle(self, session: Session, now: float) -> None:
-        idle = self._idle.setdefault(session.class_name, OrderedDict())
+        idle = self._idle.get(session.class_name)
+        if idle is None:  # The class is not in the spec any more.
+            idle = self._idle[session.class_name] = OrderedDict()
         idle[session.id] = now
         idle.move_to_end(session.id)
 
@@ -258,8 +279,12 @@ class SessionTable:
         self._uncount(self.by_class, session.class_name)
 
     def _count(self, session: Session, step: int) -> None:
-        classes = self._tallies.setdefault(session.engine, {})
-        tally = classes.setdefault(session.class_name, Tally())
+        classes = self._tallies.get(session.engine)
+        if classes is None:
+            classes = self._tallies[session.engine] = {}
+        tally = classes.get(session.class_name)
+        if tally is None:
+            tally = classes[session.class_name] = Tally()
         tally.sessions += step
         tally.blocks += step * session.blocks
         if tally.sessions == 0:

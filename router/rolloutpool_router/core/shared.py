@@ -7,9 +7,9 @@ between two marks are held once while any resident session has that prefix.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from rolloutpool_router.core.prefix import MAX_CHUNKS
+from rolloutpool_router.core.prefix import MAX_CHUNKS, PrefixKey
 
 MARKS = tuple(
     sorted({n for power in range(10) for n in (2**power, 3 * 2**power // 2) if 1 <= n <= MAX_CHUNKS})
@@ -19,17 +19,16 @@ CHUNK_TOKENS = 64.0
 """Tokens of one chunk where the prompt's length is not known."""
 
 
-@dataclass(frozen=True, slots=True)
-class Mark:
+class Mark(NamedTuple):
     """A piece of a prompt's prefix."""
 
-    key: bytes
+    key: PrefixKey
     """Identifies all of the prompt up to the end of the piece."""
     blocks: float
     """KV blocks of the piece itself."""
 
 
-def marks(prefix: Sequence[bytes], *, prompt_tokens: int, block_size: int) -> tuple[Mark, ...]:
+def marks(prefix: Sequence[PrefixKey], *, prompt_tokens: int, block_size: int) -> tuple[Mark, ...]:
     """The pieces of a prompt.
 
     Args:
@@ -37,6 +36,8 @@ def marks(prefix: Sequence[bytes], *, prompt_tokens: int, block_size: int) -> tu
         prompt_tokens: length of the prompt; 0 if unknown.
         block_size: KV block size, in tokens.
     """
+    if not prefix:
+        return ()
     chunk_blocks = CHUNK_TOKENS / block_size
     if prompt_tokens and len(prefix) < MAX_CHUNKS:
         chunk_blocks = prompt_tokens / (len(prefix) + 0.5) / block_size
@@ -49,18 +50,25 @@ def marks(prefix: Sequence[bytes], *, prompt_tokens: int, block_size: int) -> tu
     return tuple(found)
 
 
+def blocks_of(pieces: Sequence[Mark]) -> float:
+    """KV blocks of all pieces of a prompt."""
+    return sum([piece.blocks for piece in pieces]) if pieces else 0.0
+
+
 class SharedPrefixes:
     """The marks that the residents of one engine hold."""
 
     def __init__(self) -> None:
-        self._held: dict[bytes, tuple[int, float]] = {}
+        self._held: dict[PrefixKey, tuple[int, float]] = {}
         """By key: how many hold it, and the blocks that it is charged with, those of the first who came."""
         self.blocks = 0.0
         """KV blocks of all marks held, each counted once."""
 
     def missing(self, pieces: Sequence[Mark]) -> float:
         """Blocks that a newcomer with these marks would add."""
-        return sum(piece.blocks for piece in pieces if piece.key not in self._held)
+        if not pieces:
+            return 0.0
+        return sum([blocks for key, blocks in pieces if key not in self._held])
 
     def add(self, pieces: Sequence[Mark]) -> None:
         """A session with these marks came."""

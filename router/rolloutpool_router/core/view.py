@@ -45,6 +45,12 @@ class Engine:
     """How far the operator contracted them, in percent."""
     caps: Mapping[str, int] = field(default_factory=dict)
     """Sessions that may be resident, by class."""
+    draining: bool = False
+    """It is about to go: no new sessions."""
+    kv_events_port: int | None = None
+    """Port of its KV events; None: as the spec says."""
+    kv_replay_port: int | None = None
+    """Port that repeats them; None: as the spec says."""
 
     @property
     def holds_sessions(self) -> bool:
@@ -87,6 +93,12 @@ class PoolView:
         held = max((engine.capacity_blocks for engine in self.engines.values()), default=0)
         return min(self.spec.model.max_model_len or math.inf, held * self.spec.engine.block_size or math.inf)
 
+    @cached_property
+    def path_prefixes(self) -> Mapping[str, str]:
+        """Class by path prefix of requests, the longest first, so that /math/hard is not taken for /math."""
+        prefixes = {w.match.path_prefix: w.name for w in self.workloads.values() if w.match.path_prefix}
+        return dict(sorted(prefixes.items(), key=lambda item: -len(item[0])))
+
     @property
     def park_seconds(self) -> float | None:
         """Idle time after which a session is parked, in seconds; None: never."""
@@ -100,18 +112,39 @@ class PoolView:
         """Whether each cap bounds the sessions of all classes together."""
         return self.policy is AdmissionPolicy.SESSION
 
-    @property
+    @cached_property
     def policy(self) -> AdmissionPolicy:
         """The policy that the caps in force came from."""
         return self.admission.policy if self.admission is not None else self.spec.admission.policy
 
-    @property
-    def shares(self) -> dict[str, float]:
+    @cached_property
+    def capless(self) -> frozenset[str]:
+        """Classes without a cap on any engine, over all routers."""
+        told = {known.name: known.cap for known in self.admission.classes} if self.admission else {}
+        return frozenset(
+            name
+            for name in self.workloads
+            if not (told[name] if name in told else any(e.caps.get(name) for e in self.engines.values()))
+        )
+
+    @cached_property
+    def overdue_seconds(self) -> float:
+        """Seconds without an entry after which a waiting class goes before all others; inf: never."""
+        return self.spec.admission.starvation_seconds if self.rules.rescue else math.inf
+
+    @cached_property
+    def tolerated_samples(self) -> float:
+        """Drift from the mixture that is fine, in samples."""
+        mixture = self.spec.mixture
+        return mixture.tolerance_percentage_points / 100 * mixture.window_samples
+
+    @cached_property
+    def shares(self) -> Mapping[str, float]:
         """The target mixture: share by class."""
         return {name: workload.share for name, workload in self.workloads.items()}
 
-    @property
-    def idle_seconds(self) -> dict[str, float]:
+    @cached_property
+    def idle_seconds(self) -> Mapping[str, float]:
         """Seconds without a request after which a session has ended, by class."""
         return {name: workload.idle_seconds() for name, workload in self.workloads.items()}
 
@@ -217,6 +250,9 @@ def _engines(
             pressure=status.pressure if status is not None else 0,
             offload_blocks=status.offload_blocks if status is not None else 0,
             caps=caps,
+            draining=bool(endpoint.draining),
+            kv_events_port=endpoint.kv_events_port,
+            kv_replay_port=endpoint.kv_replay_port,
         )
     return engines
 

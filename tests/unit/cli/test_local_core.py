@@ -137,6 +137,7 @@ def test_a_set_per_group_with_a_port_per_process_and_the_router_first() -> None:
         [group(Role.PREFILL, 1), group(Role.DECODE, 2)],
         python="python3",
         pool_file=Path("/state/pool.json"),
+        token_file=Path("/state/token"),
         port_of=lambda name: ports.setdefault(name, 20_000 + len(ports)),
     )
     assert [child.name for child in children] == ["mixed-router", "mixed-prefill-tp1", "mixed-decode-tp1"]
@@ -153,12 +154,36 @@ def test_a_set_per_group_with_a_port_per_process_and_the_router_first() -> None:
     assert engine.env["VLLM_NIXL_SIDE_CHANNEL_HOST"] == "127.0.0.1"
 
 
+def test_each_engine_has_ports_of_its_own_for_kv_events() -> None:
+    pool = parse_pool(pool_manifest("mixed", engine__kvEvents={"enabled": True}))
+    ports: dict[str, int] = {}
+    children = build_children(
+        pool,
+        [group(Role.AGGREGATED, 2)],
+        python="python3",
+        pool_file=Path("f"),
+        token_file=Path("t"),
+        port_of=lambda name: ports.setdefault(name, 20_000 + len(ports)),
+    )
+    _, *engines = (process for child in children for process in processes_of(child.body))
+    used = {port for process in engines for port in process.kv_ports or ()}
+    assert len(used) == 4
+    for process in engines:
+        config = process.command.argv[process.command.argv.index("--kv-events-config") + 1]
+        assert [f"tcp://127.0.0.1:{port}" in config for port in process.kv_ports or ()] == [True, True]
+
+
 def test_the_same_pool_gives_the_same_children() -> None:
     pool = parse_pool(pool_manifest("mixed"))
 
     def build() -> list[dict[str, Any]]:
         children = build_children(
-            pool, [group(Role.AGGREGATED, 1)], python="p", pool_file=Path("f"), port_of=lambda _: 1
+            pool,
+            [group(Role.AGGREGATED, 1)],
+            python="p",
+            pool_file=Path("f"),
+            token_file=Path("t"),
+            port_of=lambda _: 1,
         )
         return [dict(child.body) for child in children]
 

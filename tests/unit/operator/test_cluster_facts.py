@@ -154,6 +154,15 @@ def test_engines_are_listed_before_their_pods_exist() -> None:
     assert found[1].scrape_url == "http://10.0.0.1:8000"
 
 
+def test_an_engine_whose_pod_goes_is_draining() -> None:
+    pods = [{"metadata": {"name": "pool-decode-tp1-0", "deletionTimestamp": "x"}}]
+    found = engine_facts(KEY, [stateful_set("pool-decode-tp1", 2)], pods)
+    assert [(engine.name, engine.draining) for engine in found] == [
+        ("pool-decode-tp1-0", True),
+        ("pool-decode-tp1-1", False),
+    ]
+
+
 def test_sets_that_go_have_no_engines() -> None:
     going = stateful_set("pool-decode-tp1", 2, deletionTimestamp="x")
     assert engine_facts(KEY, [going, stateful_set("pool-odd", 1, role="odd")], []) == ()

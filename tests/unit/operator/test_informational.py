@@ -57,6 +57,37 @@ def test_mixture() -> None:
     assert (found.drift_percentage_points, found.window) == (20.0, 100)
 
 
+@pytest.mark.parametrize(
+    ("weights", "holds", "reason", "words"),
+    [
+        pytest.param({}, True, "SameWeights", "all engines have the same weights", id="no version is known"),
+        pytest.param(
+            {"version": "7"}, True, "SameWeights", "all engines have weights '7'", id="all the same"
+        ),
+        pytest.param({"pausedSeconds": 59}, True, "SameWeights", "all engines", id="a short pause"),
+        pytest.param(
+            {"pausedSeconds": 61}, True, "LongPause", "paused the pool for over 60 s", id="a long one"
+        ),
+        pytest.param(
+            {"version": "7", "staleEngines": ["e-1"]},
+            False,
+            "StaleWeights",
+            "1 engine without the pool's weights (e-1)",
+            id="one lags behind",
+        ),
+    ],
+)
+def test_weights(weights: dict[str, Any], holds: bool, reason: str, words: str) -> None:
+    body = {"router": "r", "takenAt": NOW, "weights": weights}
+    item = told(snapshots=(AdmissionSnapshot.model_validate(body),))[ConditionType.WEIGHTS_CONSISTENT]
+    assert ((item.status is ConditionStatus.TRUE), item.reason) == (holds, reason)
+    assert words in item.message
+
+
+def test_without_weight_sync_nothing_is_said_of_weights() -> None:
+    assert ConditionType.WEIGHTS_CONSISTENT not in told(snapshots=(snapshot(),))
+
+
 def test_nothing_consumed_is_no_drift() -> None:
     found = mixture_status(spec(), merge_snapshots(["a", "b"], [snapshot()]))
     assert (found.drift_percentage_points, found.window) == (0.0, 0)

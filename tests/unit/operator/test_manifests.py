@@ -3,6 +3,7 @@
 `UPDATE_GOLDEN=1 pytest tests/unit/operator/test_manifests.py` writes the golden files anew.
 """
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -76,7 +77,7 @@ def engine(found: dict[tuple[str, str], dict[str, Any]], name: str = "pool-aggre
                 "engine__modelCache": {"claimName": "cache"},
                 "engine__tokenSecretRef": {"name": "hub"},
                 "engine__resources": {"limits": {"memory": "64Gi"}},
-                "engine__rl": {"enabled": True},
+                "engine__rl": {"enabled": True, "tokenSecretRef": {"name": "trainer", "key": "weights"}},
                 "engine__podTemplate": {
                     "metadata": {"labels": {"team": "rl", labels.POOL: "stolen"}},
                     "spec": {"containers": [{"name": "engine", "env": [{"name": "EXTRA", "value": "1"}]}]},
@@ -173,6 +174,9 @@ def test_engines_share_one_revision_that_follows_the_engine() -> None:
     assert len(revisions()) == 1
     assert revisions() != revisions(engine__image="another")
     assert revisions() == revisions(router__image="another")
+    assert revisions(engine__rl={"enabled": True}) == revisions(
+        engine__rl={"enabled": True, "port": 9000, "maxPauseSeconds": 60}
+    )
 
 
 def test_probes_follow_the_spec() -> None:
@@ -184,14 +188,19 @@ def test_probes_follow_the_spec() -> None:
     assert container["livenessProbe"]["failureThreshold"] == 5
 
 
-def test_router_may_read_its_own_pool_only() -> None:
+def test_router_may_read_its_own_pool_and_where_engines_are_only() -> None:
     assert children()["Role", "pool-router"]["rules"] == [
         {
             "apiGroups": ["rolloutpool.dev"],
             "resources": ["rolloutpools"],
             "resourceNames": ["pool"],
             "verbs": ["get", "list", "watch"],
-        }
+        },
+        {
+            "apiGroups": ["discovery.k8s.io"],
+            "resources": ["endpointslices"],
+            "verbs": ["get", "list", "watch"],
+        },
     ]
 
 
@@ -231,6 +240,41 @@ def test_who_reaches_the_router(changes: dict[str, Any], peers: list[Any] | None
     assert rule.get("from") == peers
 
 
+@pytest.mark.parametrize(
+    ("changes", "peers"),
+    [
+        pytest.param({}, [{"podSelector": {}}], id="none declared: the namespace"),
+        pytest.param(
+            {"router__service": {"type": "LoadBalancer"}}, [{"podSelector": {}}], id="exposed: not this port"
+        ),
+        pytest.param(
+            {"router__trainers": [{"ipBlock": {"cidr": "10.0.0.0/8"}}]},
+            [{"ipBlock": {"cidr": "10.0.0.0/8"}}],
+            id="declared",
+        ),
+    ],
+)
+def test_who_synchronises_weights(changes: dict[str, Any], peers: list[Any]) -> None:
+    found = children(engine__rl={"enabled": True, "tokenSecretRef": {"name": "t"}}, **changes)
+    *_, rule = found["NetworkPolicy", "pool-router"]["spec"]["ingress"]
+    assert rule == {"from": peers, "ports": [{"port": 8001, "protocol": "TCP"}]}
+    service = found["Service", "pool-router-weights"]["spec"]
+    assert (service["type"], service["ports"][0]["port"]) == ("ClusterIP", 8001)
+    pod = found["Deployment", "pool-router"]["spec"]["template"]["spec"]
+    assert {"name": "weights", "containerPort": 8001, "protocol": "TCP"} in pod["containers"][0]["ports"]
+    assert pod["containers"][0]["args"][-4:] == [
+        *("--weights-port", "8001"),
+        *("--weights-token-file", "/var/run/rolloutpool/weights/token"),
+    ]
+
+
+def test_without_weight_sync_nothing_of_it_is_there() -> None:
+    found = children()
+    assert ("Service", "pool-router-weights") not in found
+    assert "weights" not in yaml.safe_dump(found["Deployment", "pool-router"])
+    assert len(found["NetworkPolicy", "pool-router"]["spec"]["ingress"]) == 1
+
+
 def test_trainers_reach_engines_only_for_weight_sync() -> None:
     trainers = [{"ipBlock": {"cidr": "10.0.0.0/8"}}]
 
@@ -241,6 +285,28 @@ def test_trainers_reach_engines_only_for_weight_sync() -> None:
 
     assert trainers[0] not in peers()
     assert trainers[0] in peers(engine__rl={"enabled": True})
+
+
+def test_kv_events_have_ports_that_only_routers_reach() -> None:
+    found = children(engine__kvEvents={"enabled": True, "port": 7001, "replayPort": 7002})
+    container = engine(found)["spec"]["containers"][0]
+    config = json.loads(container["args"][container["args"].index("--kv-events-config") + 1])
+    assert (config["endpoint"], config["replay_endpoint"]) == ("tcp://*:7001", "tcp://*:7002")
+    assert config["enable_kv_cache_events"] is True
+    named = [("http", 8000), ("kv-events", 7001), ("kv-replay", 7002)]
+    assert [(port["name"], port["containerPort"]) for port in container["ports"]] == named
+    service = found["Service", "pool-engines"]["spec"]
+    assert [(port["name"], port["port"]) for port in service["ports"]] == named
+    rules = found["NetworkPolicy", "pool-engines"]["spec"]["ingress"]
+    (own,) = (rule for rule in rules if {"port": 7001, "protocol": "TCP"} in rule.get("ports", ()))
+    assert own["from"] == [{"podSelector": {"matchLabels": labels.selector("pool", labels.ROUTER)}}]
+    assert [port["port"] for port in own["ports"]] == [7001, 7002]
+
+
+def test_without_kv_events_nothing_of_them_is_there() -> None:
+    found = children(engine__kvEvents={"port": 7001})
+    assert "kv-events" not in yaml.safe_dump(list(found.values()))
+    assert found == children()
 
 
 def test_longest_names_fit_into_labels() -> None:

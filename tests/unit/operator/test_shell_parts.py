@@ -239,8 +239,9 @@ def test_paths() -> None:
 
 
 def test_rights_hold_what_routers_are_given() -> None:
-    pools = next(rule for rule in NAMESPACED if rule.resources == (labels.PLURAL,))
-    assert set(pools.verbs) >= {"get", "list", "watch"}
+    for resource in (labels.PLURAL, "endpointslices"):
+        granted = next(rule for rule in NAMESPACED if rule.resources == (resource,))
+        assert set(granted.verbs) >= {"get", "list", "watch"}
     for rule in (*NAMESPACED, *CLUSTER, *OPERATOR_NAMESPACE, *DISCOVERY):
         assert "*" not in (*rule.resources, *rule.verbs, rule.group)
         assert rule.to_wire()["apiGroups"] == [rule.group]

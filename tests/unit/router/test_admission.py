@@ -2,19 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutpool_router.core.admission import Candidate, EntryReason, Rules, decide, headroom
+from rolloutpool_router.core.admission import Candidate, Entry, EntryReason, Rules, decide, headroom
 from rolloutpool_router.core.placement import EngineLoad
 
 PLAIN = Rules()
 LENDING = Rules(lending=True)
 HARD = Rules(most_ahead=10)
+
+
+@dataclass(frozen=True)
+class Who:
+    """The next of a class, by the definition of `admission.Reach`: engine by engine."""
+
+    class_name: str
+    debt: float = 0.0
+    arrived_at: float = 0.0
+    fitting: Collection[str] | None = None
+    sparing: Collection[str] | None = None
+    group_fits: Collection[str] | None = None
+    together_on: str | None = None
+    parked: bool = False
+    overdue: bool = False
+    capless: bool = False
+    overlap: Mapping[str, int] | None = None
+
+    def fits(self, engine: EngineLoad) -> bool:
+        return self.fitting is None or engine.name in self.fitting
+
+    def spare(self, engine: EngineLoad) -> bool:
+        return self.sparing is None or engine.name in self.sparing
+
+
+@dataclass
+class PlainCandidate(Candidate):
+    """By the definition of `admission.Candidate`, engine by engine."""
+
+    who: Who
+    engines: list[EngineLoad]
+    class_blind: bool
+
+    def __post_init__(self) -> None:
+        who = self.who
+        self.class_name, self.debt, self.arrived_at = who.class_name, who.debt, who.arrived_at
+        self.together_on, self.parked = who.together_on, who.parked
+        self.overdue, self.capless = who.overdue, who.capless
+
+    def has_room(self, engine: EngineLoad) -> bool:
+        return headroom(engine, self.class_name, class_blind=self.class_blind) > 0
+
+    def open_to(self, *, beyond: bool) -> list[EngineLoad]:
+        return [
+            engine
+            for engine in self.engines
+            if self.who.fits(engine) and (self.has_room(engine) or (beyond and self.who.spare(engine)))
+        ]
+
+    def emptiest(self, *, beyond: bool) -> str | None:
+        wanted = [engine for engine in self.engines if beyond or self.has_room(engine)]
+        return min(wanted, key=lambda engine: engine.load).name if wanted else None
+
+    def fit_together(self, engines: Sequence[EngineLoad]) -> list[EngineLoad]:
+        return [engine for engine in engines if engine.name in (self.who.group_fits or ())]
+
+    def overlap(self) -> Mapping[str, int]:
+        return self.who.overlap or {}
 
 
 def candidate(
@@ -30,20 +89,16 @@ def candidate(
     overdue: bool = False,
     capless: bool = False,
     overlap: Mapping[str, int] | None = None,
-) -> Candidate:
+) -> Who:
     """The next of a class; `fits`, `spare` and `group_fits` are engines, by default all, all and none."""
-    return Candidate(
-        name,
-        debt,
-        arrived,
-        lambda: overlap or {},
-        fits=lambda engine: fits is None or engine.name in fits,
-        spare=lambda engine: spare is None or engine.name in spare,
-        group_fits=None if group_fits is None else lambda engine: engine.name in group_fits,
-        together_on=together_on,
-        capless=capless,
-        parked=parked,
-        overdue=overdue,
+    return Who(name, debt, arrived, fits, spare, group_fits, together_on, parked, overdue, capless, overlap)
+
+
+def decided(candidates: list[Who], engines: list[EngineLoad], rules: Rules, seed: int) -> Entry | None:
+    return decide(
+        [PlainCandidate(one, engines, rules.class_blind) for one in candidates],
+        rules=rules,
+        rng=Random(seed),
     )
 
 
@@ -54,9 +109,9 @@ def engine(
 
 
 def next_entry(
-    candidates: list[Candidate], engines: list[EngineLoad], rules: Rules = PLAIN, seed: int = 1
+    candidates: list[Who], engines: list[EngineLoad], rules: Rules = PLAIN, seed: int = 1
 ) -> tuple[str, str, str] | None:
-    entry = decide(candidates, engines, rules=rules, rng=Random(seed))
+    entry = decided(candidates, engines, rules, seed)
     return (entry.class_name, entry.engine, entry.reason.value) if entry is not None else None
 
 
@@ -106,7 +161,7 @@ NOWHERE: tuple[str, ...] = ()
     ],
 )
 def test_who_enters(
-    candidates: list[Candidate], engines: list[EngineLoad], expected: tuple[str, str, str] | None
+    candidates: list[Who], engines: list[EngineLoad], expected: tuple[str, str, str] | None
 ) -> None:
     assert next_entry(candidates, engines) == expected
 
@@ -142,7 +197,7 @@ class TestLending:
         ],
     )
     def test_a_class_at_its_cap(
-        self, candidates: list[Candidate], rules: Rules, expected: tuple[str, str, str] | None
+        self, candidates: list[Who], rules: Rules, expected: tuple[str, str, str] | None
     ) -> None:
         assert next_entry(candidates, [self.FULL], rules) == expected
 
@@ -167,7 +222,7 @@ class TestDebt:
             ),
         ],
     )
-    def test_at_its_cap(self, who: Candidate, rules: Rules, expected: tuple[str, str, str] | None) -> None:
+    def test_at_its_cap(self, who: Who, rules: Rules, expected: tuple[str, str, str] | None) -> None:
         assert next_entry([who, candidate("b", -9, fits=NOWHERE)], [self.FULL], rules) == expected
 
     def test_room_is_kept_for_it(self) -> None:
@@ -191,7 +246,7 @@ class TestEnforcement:
             pytest.param(candidate("a", -99, overdue=True), True, id="nobody-is-held-for-ever"),
         ],
     )
-    def test_hard(self, who: Candidate, enters: bool) -> None:
+    def test_hard(self, who: Who, enters: bool) -> None:
         assert (next_entry([who], self.ROOM, HARD) is not None) == enters
 
     def test_soft(self) -> None:
@@ -349,7 +404,7 @@ loads = st.lists(
         occupied_blocks=st.integers(0, 100).map(float),
     ),
     max_size=3,
-).map(lambda many: [EngineLoad(**{**vars(one), "name": f"e{at}"}) for at, one in enumerate(many)])
+).map(lambda many: [one._replace(name=f"e{at}") for at, one in enumerate(many)])
 ENGINE_NAMES = ("e0", "e1", "e2")
 candidate_lists = st.lists(
     st.builds(
@@ -376,7 +431,7 @@ rule_sets = st.builds(
 )
 
 
-def may_wait_for(who: Candidate, engines: list[EngineLoad], rules: Rules) -> list[EngineLoad]:
+def may_wait_for(who: Who, engines: list[EngineLoad], rules: Rules) -> list[EngineLoad]:
     """Engines that would take a session of this class if they were empty."""
     if who.overdue or not any(load.caps.get(who.class_name) for load in engines):
         return engines
@@ -385,9 +440,9 @@ def may_wait_for(who: Candidate, engines: list[EngineLoad], rules: Rules) -> lis
 
 @given(candidates=candidate_lists, engines=loads, rules=rule_sets, seed=st.integers(0, 3))
 def test_nobody_enters_beyond_cap_or_pot_but_by_a_rule_that_is_named(
-    candidates: list[Candidate], engines: list[EngineLoad], rules: Rules, seed: int
+    candidates: list[Who], engines: list[EngineLoad], rules: Rules, seed: int
 ) -> None:
-    entry = decide(candidates, engines, rules=rules, rng=Random(seed))
+    entry = decided(candidates, engines, rules, seed)
     if entry is None:
         return
     who = next(c for c in candidates if c.class_name == entry.class_name)
@@ -414,9 +469,9 @@ def test_nobody_enters_beyond_cap_or_pot_but_by_a_rule_that_is_named(
 
 @given(candidates=candidate_lists, engines=loads, rules=rule_sets, seed=st.integers(0, 3))
 def test_who_overtakes_leaves_what_the_first_waits_for(
-    candidates: list[Candidate], engines: list[EngineLoad], rules: Rules, seed: int
+    candidates: list[Who], engines: list[EngineLoad], rules: Rules, seed: int
 ) -> None:
-    entry = decide(candidates, engines, rules=rules, rng=Random(seed))
+    entry = decided(candidates, engines, rules, seed)
     if entry is None:
         return
     overdue = [c for c in candidates if c.overdue]

@@ -70,7 +70,7 @@ def test_sessions_with_one_prefix_meet_on_one_engine_until_it_is_clearly_fuller(
         enter(controller, f"other{i}", prompt_tokens=640)
     homes = []
     for i in range(40):
-        homes.append(enter(controller, f"s{i}", prefix=(b"1", b"2"), prompt_tokens=640).engine)
+        homes.append(enter(controller, f"s{i}", prefix=(1, 2), prompt_tokens=640).engine)
         loads = [load.occupied_blocks for load in controller.occupancy.loads(0)]
         assert max(loads) - min(loads) < MAX_LEAD * sum(loads) / 2 + 100, "and one session more"
 
@@ -79,7 +79,7 @@ def test_sessions_with_one_prefix_meet_on_one_engine_until_it_is_clearly_fuller(
 
 
 def test_a_prompt_counts_in_full_unless_somebody_holds_it_already() -> None:
-    prefix = tuple(bytes([n]) for n in range(24))
+    prefix = tuple(range(24))
     for held in (True, False):
         controller = controller_of(engines=ONE, caps=dict.fromkeys(CAPS, 9))
         enter(controller, "first", "rlhf", prompt_tokens=9_600, prefix=prefix if held else ())

@@ -17,6 +17,7 @@ from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_router.core.admission import EntryReason
 from rolloutpool_router.core.controller import AdmissionController
 from rolloutpool_router.core.outcomes import Outcome, Refusal
+from rolloutpool_router.core.prefix import PrefixKey
 from rolloutpool_router.core.requests import Arrival, Entered, Queued
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.core.view import Ignored
@@ -32,7 +33,7 @@ WORKLOADS: list[dict[str, Any]] = [
 caps_of_classes = st.fixed_dictionaries({name: st.integers(0, 4) for name in CLASSES})
 engine_lists = st.lists(st.sampled_from(sorted(ENGINES)), unique=True, min_size=1)
 picks = st.integers(0, 1000)
-prefixes = st.sampled_from([(), (b"1",), (b"1", b"2", b"3"), (b"1", b"x")])
+prefixes = st.sampled_from([(), (1,), (1, 2, 3), (1, 4)])
 usages = st.none() | st.builds(
     Usage, prompt_tokens=st.integers(0, 5000), completion_tokens=st.integers(0, 500), cached_tokens=st.none()
 )
@@ -105,7 +106,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         kind: str,
         seconds: float,
         tokens: int,
-        prefix: tuple[bytes, ...],
+        prefix: tuple[PrefixKey, ...],
         group: bytes | None,
         sessions: int,
     ) -> None:

@@ -19,7 +19,6 @@ from rolloutpool_router.core.forecast import (
     Outlook,
     Pot,
     horizons,
-    outlook,
     quantile,
     times,
 )
@@ -59,7 +58,7 @@ class Truth:
 
     def outlook(self) -> tuple[tuple[float, ...], Outlook]:
         ahead = horizons({"one": self.life()})
-        return ahead, outlook(self.life(), ahead)
+        return ahead, Outlook(self.life(), ahead)
 
 
 def put(pot: Pot, resident: Outlay) -> None:
@@ -161,7 +160,7 @@ def test_between_the_horizons_a_batch_does_not_outgrow_the_pot_either(sigma: flo
 
     truth = Truth(residency=30, start=10, growth=1.0)
     life = replace(truth.life(), staying=tuple(max(there(edge), 1e-9) for edge in EDGES))
-    new = outlook(life, horizons({"one": life})).of(age=0.0, blocks=truth.start)
+    new = Outlook(life, horizons({"one": life})).of(age=0.0, blocks=truth.start)
     entered = filled(Pot(), new, blocks=4000)
 
     peak = max(there(age) * (truth.start + truth.growth * age) for age in range(120))

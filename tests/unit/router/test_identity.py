@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import pytest
 
-from rolloutpool_api.workloads import HeaderMatch, MatchRules, WorkloadSpec
-from rolloutpool_router.core.identity import has_history, rollout_class, session_id, unknown_model
+from rolloutpool_api.workloads import FieldMatch, HeaderMatch, MatchRules, WorkloadSpec
+from rolloutpool_router.core.identity import rollout_class, session_id, unknown_model
 from rolloutpool_router.core.outcomes import Outcome, Refusal
 
 WORKLOADS = {
@@ -15,7 +16,17 @@ WORKLOADS = {
     "rlhf": WorkloadSpec(
         name="rlhf", share=0.3, match=MatchRules(header=HeaderMatch(name="X-Job", value="dialog"))
     ),
-    "agentic": WorkloadSpec(name="agentic", share=0.2, match=MatchRules(session_prefix="agent-")),
+    "agentic": WorkloadSpec(name="agentic", share=0.1, match=MatchRules(session_prefix="agent-")),
+    "tools": WorkloadSpec(
+        name="tools",
+        share=0.05,
+        match=MatchRules(body_field=FieldMatch(path="metadata.environment", value="7"), path_prefix="/tools"),
+    ),
+    "keyed": WorkloadSpec(
+        name="keyed",
+        share=0.05,
+        match=MatchRules(api_key_sha256=[hashlib.sha256(b"secret").hexdigest()]),
+    ),
 }
 
 
@@ -72,6 +83,11 @@ def test_a_session_id_that_no_header_can_carry_is_refused(value: str) -> None:
         pytest.param({}, {"model": "math-lora"}, None, "rlvr", id="model"),
         pytest.param({"x-job": "dialog"}, {"model": "m"}, None, "rlhf", id="other-header"),
         pytest.param({"x-job": "other"}, {}, "agent-1", "agentic", id="session-prefix"),
+        pytest.param({}, {"metadata": {"environment": "7"}}, None, "tools", id="body-field"),
+        pytest.param({}, {"metadata": {"environment": 7}}, None, "tools", id="body-field-number"),
+        pytest.param({"authorization": "Bearer secret"}, {}, None, "keyed", id="api-key"),
+        pytest.param({"authorization": "bearer  secret"}, {}, None, "keyed", id="api-key-any-case"),
+        pytest.param({"x-api-key": "secret"}, {}, None, "keyed", id="api-key-of-anthropic"),
     ],
 )
 def test_the_class_is_named_or_matched(
@@ -80,6 +96,33 @@ def test_the_class_is_named_or_matched(
     found = rollout_class(headers, body, session=session, admitted_as=None, workloads=WORKLOADS)
 
     assert found == expected
+
+
+def test_the_class_of_the_path_counts_as_named() -> None:
+    def of_path(headers: dict[str, str], admitted_as: str | None = None) -> str | Refusal:
+        return rollout_class(
+            headers, {}, path_class="tools", session="agent-1", admitted_as=admitted_as, workloads=WORKLOADS
+        )
+
+    assert of_path({}) == "tools"
+    assert of_path({"x-rollout-class": "rlvr"}) == "rlvr"
+    changed = of_path({}, admitted_as="rlvr")
+    assert isinstance(changed, Refusal)
+    assert changed.outcome is Outcome.CLASS_CHANGED
+
+
+@pytest.mark.parametrize(
+    ("headers", "body"),
+    [
+        pytest.param({"authorization": "Basic secret"}, {}, id="other-scheme"),
+        pytest.param({"authorization": "Bearer wrong"}, {}, id="wrong-key"),
+        pytest.param({}, {"metadata": {"environment": True}}, id="truth-value"),
+        pytest.param({}, {"metadata": ["environment"]}, id="no-object"),
+    ],
+)
+def test_what_matches_no_rule_has_no_class(headers: dict[str, str], body: dict[str, Any]) -> None:
+    found = rollout_class(headers, body, session=None, admitted_as=None, workloads=WORKLOADS)
+    assert isinstance(found, Refusal)
 
 
 def test_a_session_keeps_its_class() -> None:
@@ -122,19 +165,3 @@ def test_an_unknown_model_is_refused_with_those_that_are_served() -> None:
     assert refusal is not None
     assert (refusal.http_status, refusal.outcome) == (404, Outcome.MODEL_UNKNOWN)
     assert "m, lora" in refusal.message
-
-
-@pytest.mark.parametrize(
-    ("body", "expected"),
-    [
-        pytest.param({"messages": [{"role": "system"}, {"role": "user"}]}, False, id="first-turn"),
-        pytest.param(
-            {"messages": [{"role": "user"}, {"role": "assistant"}, {"role": "user"}]}, True, id="answer"
-        ),
-        pytest.param({"messages": [{"role": "tool"}]}, True, id="tool"),
-        pytest.param({"prompt": "User: hi. Assistant: hello."}, False, id="completions-cannot-tell"),
-        pytest.param({"messages": "text"}, False, id="malformed"),
-    ],
-)
-def test_history_shows_in_the_messages(body: dict[str, Any], expected: bool) -> None:
-    assert has_history(body) is expected

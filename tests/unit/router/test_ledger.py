@@ -16,7 +16,7 @@ from rolloutpool_router.core.shared import Mark
 from rolloutpool_router.testing import pool_object
 from rolloutpool_testkit.admission import BLOCK, ONE
 
-SYSTEM = Mark(b"system", 6.0)
+SYSTEM = Mark(1, 6.0)
 
 
 @dataclass
@@ -48,14 +48,14 @@ class Books:
     def end(self, session: Session, prompt: int, output: int, *, now: float) -> None:
         self.ledger.turn_ended(session, Usage(prompt, output), now)
         self.table.end_turn(session.id, now=now, ok=True, idle_seconds=1e9)
+        self.ledger.recount(session, now)
 
     def leave(self, session: Session, *, now: float) -> None:
         """Finished by the client, between two turns or with its last."""
         self.table.finish(session.id)
         if session.in_flight:
             self.table.end_turn(session.id, now=now, ok=True, idle_seconds=0)
-        self.ledger.look(session, now)
-        self.ledger.left(session)
+        self.ledger.left(session, now)
         self.ledger.ended(session, now)
 
     @property
@@ -218,7 +218,7 @@ def test_a_session_that_comes_back_is_forecast_with_its_whole_history() -> None:
     books = Books()
     session = books.enter("s", 160, SYSTEM)
     books.end(session, 160, 160, now=10)
-    books.ledger.left(session)
+    books.ledger.left(session, 10)
 
     assert books.ledger.returning(session, 480).mean[0] == 30 - 6
     assert books.ledger.returning(session, 0).mean[0] == 20 - 6

@@ -27,7 +27,7 @@ def one_class(*, blocks: int = BLOCKS) -> AdmissionController:
 
 
 def told(answer: bytes) -> Usage:
-    reader = UsageReader(b"x" * 100)
+    reader = UsageReader(100)
     reader.feed(answer)
     return reader.usage()
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from rolloutpool_router.core.pd import (
+    PREFILL_LEG_DROPS,
     REQUEST_PREFILL,
     Local,
     PrefillEngine,
@@ -59,36 +60,43 @@ def test_where_a_prompt_is_computed(engines: list[PrefillEngine], expected: str 
         pytest.param(
             {"unknown": [1]}, {"unknown": [1], "stream": False, "max_tokens": 1}, id="unknown-fields"
         ),
+        pytest.param(
+            {"token_ids": [1], "sampling_params": {"max_tokens": 9, "min_tokens": 2, "seed": 1}},
+            {"token_ids": [1], "stream": False, "sampling_params": {"max_tokens": 1, "seed": 1}},
+            id="token-ids",
+        ),
+        pytest.param(
+            {"input": "x", "max_output_tokens": 9},
+            {"input": "x", "stream": False, "max_output_tokens": 1},
+            id="responses",
+        ),
     ],
 )
 def test_the_first_leg_asks_for_one_token(body: dict[str, Any], expected: dict[str, Any]) -> None:
-    before = dict(body)
+    kept = {name: value for name, value in body.items() if name not in PREFILL_LEG_DROPS}
 
-    assert prefill_leg(body) == expected | {"kv_transfer_params": REQUEST_PREFILL}
-    assert body == before
+    assert kept | prefill_leg(body) == expected | {"kv_transfer_params": REQUEST_PREFILL}
 
 
 @pytest.mark.parametrize(
-    ("body", "expected"),
+    ("body", "prompts", "expected"),
     [
-        pytest.param({"messages": []}, True, id="a chat"),
-        pytest.param({"prompt": "a"}, True, id="a prompt"),
-        pytest.param({"prompt": ["a"]}, True, id="a list of one prompt"),
-        pytest.param({"prompt": [1, 2, 3]}, True, id="token ids"),
-        pytest.param({"prompt": ["a", "b"]}, False, id="two prompts"),
-        pytest.param({"prompt": [[1, 2], [3]]}, False, id="two prompts of token ids"),
-        pytest.param({"messages": [], "n": 8}, False, id="a group of samples"),
-        pytest.param({"prompt": "a", "best_of": 2}, False, id="best of two"),
-        pytest.param({"prompt": "a", "n": None}, True, id="n left out"),
-        pytest.param({"prompt": "a", "use_beam_search": True}, False, id="beams"),
+        pytest.param({"messages": []}, 1, True, id="a chat"),
+        pytest.param({"prompt": "a"}, 1, True, id="a prompt"),
+        pytest.param({"prompt": ["a", "b"]}, 2, False, id="two prompts"),
+        pytest.param({"messages": [], "n": 8}, 1, False, id="a group of samples"),
+        pytest.param({"prompt": "a", "best_of": 2}, 1, False, id="best of two"),
+        pytest.param({"prompt": "a", "n": None}, 1, True, id="n left out"),
+        pytest.param({"prompt": "a", "use_beam_search": True}, 1, False, id="beams"),
     ],
 )
-def test_blocks_of_one_sequence_alone_are_handed_over(body: dict[str, Any], expected: bool) -> None:
-    assert one_sequence(body) is expected
+def test_blocks_of_one_sequence_alone_are_handed_over(
+    body: dict[str, Any], prompts: int, expected: bool
+) -> None:
+    assert one_sequence(body, prompts=prompts) is expected
 
 
-def test_the_second_leg_is_the_request_with_the_parameters_verbatim() -> None:
-    body = {"stream": True, "max_tokens": 500, "min_tokens": 3}
+def test_the_second_leg_has_the_parameters_verbatim() -> None:
     params = {"remote_engine_id": "p", "a_field_of_tomorrow": [[1, 2]]}
 
-    assert decode_leg(body, params) == body | {"kv_transfer_params": params}
+    assert decode_leg(params) == {"kv_transfer_params": params}

@@ -250,6 +250,19 @@ def test_hard_holds_a_class_that_is_ahead_and_soft_does_not() -> None:
     assert 5 < found["Hard"] < 100
 
 
+def test_a_session_that_never_ends_holds_the_other_classes_up_for_a_while_only() -> None:
+    pool = pool_object(ONE, caps=dict.fromkeys(CLASSES, 500), blocks=10**6)
+    pool["spec"]["mixture"] = {"enforcement": "Hard"}
+    controller = controller_of(pool)
+    enter(controller, "endless", "agentic")
+    held = fill(controller, most=200, prompt_tokens=16)
+    for now in range(140):
+        controller.tick(float(now))
+
+    assert held < 100
+    assert fill(controller, most=200, now=140.0, prompt_tokens=16) == 200
+
+
 def test_samples_of_a_prompt_enter_together_on_one_engine() -> None:
     """Two prompts' samples wait, interleaved; room comes for four at a time."""
     found = {}
@@ -315,7 +328,7 @@ def test_time_averaged_footprints_count_private_blocks_alone() -> None:
             blocks=10_000,
             admission={"timeAveragedFootprint": averaged, "priorWeight": 1e-3},
         )
-        prefix = tuple(bytes([n]) for n in range(24))
+        prefix = tuple(range(24))
         for number in range(8):
             enter(controller, f"s{number}", "agentic", prefix=prefix, prompt_tokens=1600)
         held = controller.ledger.engine("e0").held

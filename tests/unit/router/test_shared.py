@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rolloutpool_router.core.prefix import MAX_CHUNKS
+from rolloutpool_router.core.prefix import MAX_CHUNKS, PrefixKey
 from rolloutpool_router.core.shared import MARKS, Mark, SharedPrefixes, marks
 
-SYSTEM, TASK, OTHER = Mark(b"system", 10), Mark(b"system+task", 4), Mark(b"system+other", 6)
+SYSTEM, TASK, OTHER = Mark(1, 10), Mark(2, 4), Mark(3, 6)
 
 
-def keys(count: int, branch: str = "") -> tuple[bytes, ...]:
+def keys(count: int, branch: str = "") -> tuple[PrefixKey, ...]:
     """Keys of a prompt's chunks; prompts of two branches have none in common."""
-    return tuple(f"{branch}{chunk}".encode() for chunk in range(count))
+    return tuple(hash((branch, chunk)) for chunk in range(count))
 
 
 @pytest.mark.parametrize(
@@ -105,11 +105,10 @@ def test_whatever_the_order_each_prefix_is_charged_while_anybody_holds_it(
 ) -> None:
     """Sessions estimate the length of a prefix that they share each on its own, so pieces differ."""
     pieces = [
-        tuple(Mark(bytes([key]), 0.1 * size) for key in prompt)
-        for prompt, size in zip(prompts, sizes, strict=False)
+        tuple(Mark(key, 0.1 * size) for key in prompt) for prompt, size in zip(prompts, sizes, strict=False)
     ]
     held, inside = SharedPrefixes(), [False] * len(pieces)
-    charged: dict[bytes, float] = {}
+    charged: dict[PrefixKey, float] = {}
     for turn in order:
         at = turn % len(pieces)
         missing = held.missing(pieces[at])

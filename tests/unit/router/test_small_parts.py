@@ -13,7 +13,7 @@ from rolloutpool_router.core.health import HEALTHY, MAX_BACKOFF_SECONDS, EngineH
 from rolloutpool_router.core.mixture import ConsumedRing, MixtureDebt, drift_percentage_points
 from rolloutpool_router.core.outcomes import ERRORS, RETRYABLE, Outcome, Refusal
 from rolloutpool_router.core.sessions import Usage
-from rolloutpool_router.usage import UsageReader
+from rolloutpool_router.usage import MOST_TOKENS, UsageReader
 
 TARGET = {"rlvr": 0.5, "rlhf": 0.3, "agentic": 0.2}
 
@@ -156,6 +156,21 @@ CASES = [
     ),
     pytest.param(stream("{}", "{}", "{}", "[DONE]"), Usage(25, 3, estimated=True), id="stream-without"),
     pytest.param(b'{"text": "' + b"x" * 78 + b'"}', Usage(25, 22, estimated=True), id="json-without"),
+    pytest.param(
+        b'{"usage":{"input_tokens":9,"input_tokens_details":{"cached_tokens":4},"output_tokens":5}}',
+        Usage(9, 5, 4),
+        id="responses",
+    ),
+    pytest.param(
+        b'{"usage":{"input_tokens":9,"cache_read_input_tokens":4,"output_tokens":5}}',
+        Usage(13, 5, 4),
+        id="messages",
+    ),
+    pytest.param(
+        b'{"usage":{"prompt_tokens":-1,"prompt_tokens_details":null,"completion_tokens":99999999999}}',
+        Usage(0, MOST_TOKENS),
+        id="absurd-values",
+    ),
     pytest.param(b'{"usage": {"prompt_tokens": "many"}}', Usage(0, 0), id="odd-values"),
     pytest.param(b'{"usage": {"prompt_tokens": 5', Usage(25, 7, estimated=True), id="cut-off"),
 ]
@@ -164,7 +179,7 @@ CASES = [
 @pytest.mark.parametrize(("answer", "usage"), CASES)
 @pytest.mark.parametrize("size", [1, 7, 1_000_000])
 def test_tokens_are_read_from_the_bytes_however_they_are_cut(answer: bytes, usage: Usage, size: int) -> None:
-    reader = UsageReader(b"x" * 100)
+    reader = UsageReader(100)
     for start in range(0, len(answer), size):
         reader.feed(answer[start : start + size])
 
@@ -173,7 +188,7 @@ def test_tokens_are_read_from_the_bytes_however_they_are_cut(answer: bytes, usag
 
 @given(chunks=st.lists(st.binary(max_size=50), max_size=20))
 def test_no_answer_breaks_the_reader(chunks: list[bytes]) -> None:
-    reader = UsageReader(b"")
+    reader = UsageReader(0)
     for chunk in chunks:
         reader.feed(chunk)
 

@@ -30,7 +30,10 @@ def build_engine_service(ctx: Context) -> Child:
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
             "selector": labels.selector(ctx.name, labels.ENGINE),
-            "ports": [{"name": "http", "port": labels.ENGINE_PORT, "targetPort": "http", "protocol": "TCP"}],
+            "ports": [
+                {"name": name, "port": port, "targetPort": name, "protocol": "TCP"}
+                for name, port in _served_ports(ctx).items()
+            ],
         },
     }
     return sealed("Service", name, body)
@@ -82,7 +85,9 @@ def _pod_template(ctx: Context, group: PlanGroup, extra: dict[str, str]) -> dict
 
 def _container(ctx: Context, group: PlanGroup) -> dict[str, Any]:
     engine = ctx.spec.engine
-    ports = [{"name": "http", "containerPort": labels.ENGINE_PORT, "protocol": "TCP"}]
+    ports = [
+        {"name": name, "containerPort": port, "protocol": "TCP"} for name, port in _served_ports(ctx).items()
+    ]
     if engine_args.transfers_kv(group.role):
         ports.append({"name": "nixl", "containerPort": labels.NIXL_PORT, "protocol": "TCP"})
     gpus = {ctx.spec.gpus.resource_name: str(group.tensor_parallel * group.pipeline_parallel)}
@@ -98,6 +103,13 @@ def _container(ctx: Context, group: PlanGroup) -> dict[str, Any]:
         "volumeMounts": _mounts(ctx),
         **_probes(ctx),
     }
+
+
+def _served_ports(ctx: Context) -> dict[str, int]:
+    """Ports that routers use, by name."""
+    events = ctx.spec.engine.kv_events
+    kv_ports = {"kv-events": events.port, "kv-replay": events.replay_port} if events.enabled else {}
+    return {"http": labels.ENGINE_PORT, **kv_ports}
 
 
 def _env(ctx: Context, group: PlanGroup) -> list[dict[str, Any]]:

@@ -41,19 +41,33 @@ def _policy(ctx: Context, component: str, ingress: list[dict[str, Any]]) -> Chil
 def _engine_ingress(ctx: Context) -> list[dict[str, Any]]:
     """Routers, operator and monitoring reach the API; engines of the pool reach all ports (KV transfer).
 
-    Trainers that are declared reach it too where weights are synchronised engine by engine.
+    Trainers that are declared reach it too where weights are synchronised engine by engine. KV events are for
+    the routers alone: they tell token ids of prompts.
     """
     peers = [_pods(ctx, labels.ROUTER), *_installed(ctx)]
     if ctx.spec.engine.rl.enabled:
         peers += ctx.spec.router.trainers
-    return [_rule(peers, labels.ENGINE_PORT), {"from": [_pods(ctx, labels.ENGINE)]}]
+    events = ctx.spec.engine.kv_events
+    told = [_rule([_pods(ctx, labels.ROUTER)], events.port, events.replay_port)] if events.enabled else []
+    return [_rule(peers, labels.ENGINE_PORT), *told, {"from": [_pods(ctx, labels.ENGINE)]}]
 
 
 def _router_ingress(ctx: Context) -> list[dict[str, Any]]:
     """Trainers, operator, monitoring and the pool's other routers.
 
-    Anybody where the Service is exposed and no trainer is declared.
+    Anybody where the Service is exposed and no trainer is declared. Weight synchronisation is for trainers
+    alone.
     """
+    requests = _request_ingress(ctx)
+    rl = ctx.spec.engine.rl
+    return (
+        [*requests, _rule(ctx.spec.router.trainers or [{"podSelector": {}}], rl.port)]
+        if rl.enabled
+        else requests
+    )
+
+
+def _request_ingress(ctx: Context) -> list[dict[str, Any]]:
     router = ctx.spec.router
     if not router.trainers and router.service.type is not ServiceType.CLUSTER_IP:
         return [_rule([], labels.ROUTER_PORT)]
@@ -62,8 +76,8 @@ def _router_ingress(ctx: Context) -> list[dict[str, Any]]:
     return [_rule([*router.trainers, *_installed(ctx), _pods(ctx, labels.ROUTER)], labels.ROUTER_PORT)]
 
 
-def _rule(peers: Sequence[Any], port: int) -> dict[str, Any]:
-    rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"}]}
+def _rule(peers: Sequence[Any], *ports: int) -> dict[str, Any]:
+    rule: dict[str, Any] = {"ports": [{"port": port, "protocol": "TCP"} for port in ports]}
     return {"from": list(peers), **rule} if peers else rule
 
 

@@ -1,4 +1,4 @@
-"""The routers: Deployment, Service, and the right to read their own pool and nothing else.
+"""The routers: Deployment, Service, and the right to read their own pool and where engines are.
 
 Routers reach one another by the addresses of their pods, which the status lists.
 """
@@ -20,6 +20,14 @@ MIN_READY_SECONDS = 10
 """How long a new router serves before the next old one goes, where there are several, in seconds: as long as
 it may take until it has its part of the caps."""
 
+WEIGHTS = "weights"
+"""Name of the port for weight synchronisation."""
+WEIGHTS_TOKEN = "weights-token"
+"""Name of the volume with its token."""
+TOKEN_MOUNT = "/var/run/rolloutpool/weights"
+TOKEN_FILE = "token"
+GROUP_READABLE = 0o440
+
 
 def build_router(ctx: Context) -> tuple[Child, ...]:
     """Every object of the routers, in the order in which they need each other."""
@@ -29,6 +37,7 @@ def build_router(ctx: Context) -> tuple[Child, ...]:
         _role(ctx),
         _role_binding(ctx),
         _service(ctx),
+        *([_weights_service(ctx)] if ctx.spec.engine.rl.enabled else []),
         *([_disruption_budget(ctx)] if several else []),
         _deployment(ctx),
     )
@@ -37,6 +46,13 @@ def build_router(ctx: Context) -> tuple[Child, ...]:
 def router_url(ctx: Context) -> str:
     """What trainers use as base URL, without /v1."""
     return f"http://{labels.router_name(ctx.name)}.{ctx.namespace}.svc:{ctx.spec.router.service.port}"
+
+
+def weights_url(ctx: Context) -> str:
+    """Where trainers synchronise weights with all engines at once; empty where that is off."""
+    if not ctx.spec.engine.rl.enabled:
+        return ""
+    return f"http://{labels.weights_service_name(ctx.name)}.{ctx.namespace}.svc:{ctx.spec.engine.rl.port}"
 
 
 def _child(ctx: Context, api_version: str, kind: str, content: dict[str, Any]) -> Child:
@@ -50,13 +66,16 @@ def _service_account(ctx: Context) -> Child:
 
 
 def _role(ctx: Context) -> Child:
-    rule = {
+    """Its own pool, and which engines' pods are ready or about to go; slices have names that nobody knows."""
+    read = ["get", "list", "watch"]
+    pool = {
         "apiGroups": [labels.GROUP],
         "resources": [labels.PLURAL],
         "resourceNames": [ctx.name],
-        "verbs": ["get", "list", "watch"],
+        "verbs": read,
     }
-    return _child(ctx, "rbac.authorization.k8s.io/v1", "Role", {"rules": [rule]})
+    slices = {"apiGroups": ["discovery.k8s.io"], "resources": ["endpointslices"], "verbs": read}
+    return _child(ctx, "rbac.authorization.k8s.io/v1", "Role", {"rules": [pool, slices]})
 
 
 def _role_binding(ctx: Context) -> Child:
@@ -82,6 +101,23 @@ def _service(ctx: Context) -> Child:
             "type": service.type.value,
             "selector": labels.selector(ctx.name, labels.ROUTER),
             "ports": [{"name": "http", "port": service.port, "targetPort": "http", "protocol": "TCP"}],
+        },
+    }
+    return sealed("Service", name, body)
+
+
+def _weights_service(ctx: Context) -> Child:
+    """A Service of its own, inside the cluster whatever kind the other is: who calls it may stop the pool."""
+    name = labels.weights_service_name(ctx.name)
+    port = {"name": WEIGHTS, "port": ctx.spec.engine.rl.port, "targetPort": WEIGHTS, "protocol": "TCP"}
+    body = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": ctx.metadata(name, labels.ROUTER),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": labels.selector(ctx.name, labels.ROUTER),
+            "ports": [port],
         },
     }
     return sealed("Service", name, body)
@@ -124,7 +160,7 @@ def _pod_template(ctx: Context) -> dict[str, Any]:
             "terminationGracePeriodSeconds": GRACE_SECONDS,
             "securityContext": context.pod_security(),
             "containers": [_container(ctx)],
-            "volumes": [{"name": "tmp", "emptyDir": {}}],
+            "volumes": [{"name": "tmp", "emptyDir": {}}, *_token_volume(ctx)],
             **({"topologySpreadConstraints": [_spread(ctx)]} if ctx.spec.router.replicas > 1 else {}),
         },
     }
@@ -150,14 +186,42 @@ def _container(ctx: Context) -> dict[str, Any]:
         "command": ["python3", "-m", "rolloutpool_router.main"],
         "args": _arguments(ctx),
         "env": [{"name": "POD_NAME", "valueFrom": pod_name}],
-        "ports": [{"name": "http", "containerPort": labels.ROUTER_PORT, "protocol": "TCP"}],
+        "ports": _ports(ctx),
         "resources": context.resources(router.resources.to_wire()),
         "securityContext": context.container_security() | {"readOnlyRootFilesystem": True},
-        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+        "volumeMounts": _mounts(ctx),
         "startupProbe": context.http_probe("/health", period=1, failures=60),
         "readinessProbe": context.http_probe("/readyz", period=2, failures=3),
         "livenessProbe": context.http_probe("/health", period=10, failures=3),
     }
+
+
+def _ports(ctx: Context) -> list[dict[str, Any]]:
+    ports = [{"name": "http", "containerPort": labels.ROUTER_PORT, "protocol": "TCP"}]
+    if ctx.spec.engine.rl.enabled:
+        ports.append({"name": WEIGHTS, "containerPort": ctx.spec.engine.rl.port, "protocol": "TCP"})
+    return ports
+
+
+def _mounts(ctx: Context) -> list[dict[str, Any]]:
+    mounts: list[dict[str, Any]] = [{"name": "tmp", "mountPath": "/tmp"}]
+    if _token_volume(ctx):
+        mounts.append({"name": WEIGHTS_TOKEN, "mountPath": TOKEN_MOUNT, "readOnly": True})
+    return mounts
+
+
+def _token_volume(ctx: Context) -> list[dict[str, Any]]:
+    """The token as a file, which follows its Secret without a restart; without the Secret requests go on."""
+    ref = ctx.spec.engine.rl.token_secret_ref
+    if not ctx.spec.engine.rl.enabled or ref is None:
+        return []
+    secret = {
+        "secretName": ref.name,
+        "items": [{"key": ref.key, "path": TOKEN_FILE}],
+        "defaultMode": GROUP_READABLE,
+        "optional": True,
+    }
+    return [{"name": WEIGHTS_TOKEN, "secret": secret}]
 
 
 def _arguments(ctx: Context) -> list[str]:
@@ -168,4 +232,10 @@ def _arguments(ctx: Context) -> list[str]:
         *("--port", str(labels.ROUTER_PORT)),
         *("--name", "$(POD_NAME)"),
         *("--grace-seconds", str(GRACE_SECONDS - GRACE_MARGIN_SECONDS)),
+        *(weights_arguments(ctx.spec.engine.rl.port) if ctx.spec.engine.rl.enabled else ()),
     ]
+
+
+def weights_arguments(port: int, token_file: str = f"{TOKEN_MOUNT}/{TOKEN_FILE}") -> tuple[str, ...]:
+    """Arguments with which a router serves weight synchronisation."""
+    return ("--weights-port", str(port), "--weights-token-file", token_file)

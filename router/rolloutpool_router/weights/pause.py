@@ -1,0 +1,44 @@
+"""The pause gate: requests wait in the router while the trainer changes the weights."""
+
+from __future__ import annotations
+
+import asyncio
+
+
+class PauseGate:
+    """Open, unless the pool is paused."""
+
+    def __init__(self) -> None:
+        """Be open; for ever, where nobody closes it."""
+        self.is_open = True
+        self.waiting = 0
+        """Requests that wait for it to open."""
+        self._shut = False
+        self._changed = asyncio.Event()
+        self._changed.set()
+
+    async def wait_open(self) -> bool:
+        """Wait until the gate is open; False if the router shuts down first."""
+        self.waiting += 1
+        try:
+            while not self.is_open and not self._shut:
+                await self._changed.wait()
+        finally:
+            self.waiting -= 1
+        return self.is_open
+
+    def close(self) -> None:
+        """Hold requests from now on."""
+        self.is_open = False
+        if not self._shut:
+            self._changed.clear()
+
+    def open(self) -> None:
+        """Let all requests go on."""
+        self.is_open = True
+        self._changed.set()
+
+    def shut(self) -> None:
+        """The router shuts down: whoever waits, now or later, is told so."""
+        self._shut = True
+        self._changed.set()
