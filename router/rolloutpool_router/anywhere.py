@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 
 from rolloutpool_router.answers import refuse
-from rolloutpool_router.core.outcomes import Outcome, Refusal
+from rolloutpool_router.core.outcomes import NO_ENGINE, Outcome, Refusal
 from rolloutpool_router.core.view import Engine
 from rolloutpool_router.gate import Clock, Gate
 from rolloutpool_router.headers import headers_for_engine
@@ -15,7 +15,6 @@ from rolloutpool_router.wire.server import Exchange
 
 READ_BYTES = 1024 * 1024
 """How much of the body is read before an engine is asked; the rest streams."""
-NO_ENGINE = Refusal(Outcome.NO_ENGINE, "no engine of the pool is up: try again in a second")
 
 
 class Anywhere:

@@ -100,7 +100,7 @@ class Router:
     def turn_away(self) -> None:
         """Answer all who wait: another router, or a later try, must serve them."""
         self.pause.shut()
-        self.gate.refuse_all(SHUTTING_DOWN)
+        self.gate.shut(SHUTTING_DOWN)
 
     def _prefixes(self) -> Mapping[str, str]:
         view = self.gate.controller.view
@@ -108,7 +108,8 @@ class Router:
 
     async def _generate(self, exchange: Exchange, target: Target) -> None:
         head = exchange.head
-        watch = self.telemetry.begin(head.method, target.path, head.headers.lower)
+        path = target.path.partition("?")[0]  # a query may hold a secret
+        watch = self.telemetry.begin(head.method, path, head.headers.lower)
         self.open_requests += 1
         received: intake.Received | Refusal | None = None
         try:

@@ -9,6 +9,7 @@ request has entered, and headers must tell session and class, since the fields m
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
@@ -197,6 +198,21 @@ class Budget:
         """How much of the next body may be read, in bytes."""
         return WINDOW_BYTES if self.held < BUDGET_BYTES else TIGHT_WINDOW_BYTES
 
+    @contextmanager
+    def reserved(self, length: int | None) -> Iterator[int]:
+        """The window of a body that is read within the block, which holds as much from the start.
+
+        Args:
+            length: of the body, in bytes; None: not known.
+        """
+        window = self.window
+        expected = window if length is None else min(length, window)
+        self.held += expected
+        try:
+            yield window
+        finally:
+            self.held -= expected
+
 
 @dataclass(slots=True, eq=False)
 class Body:
@@ -213,7 +229,7 @@ class Body:
     size: int = field(init=False)
     """Bytes of the body, as far as known."""
     streamed: bool = False
-    """The rest has been asked for, so the body cannot be sent a second time."""
+    """Some of the rest has been taken, so the body cannot be sent a second time."""
 
     def __post_init__(self) -> None:
         self.size = max(self.length or 0, len(self.first))
@@ -226,12 +242,10 @@ class Body:
 
     def rest(self) -> AsyncIterator[bytes] | None:
         """What follows `first`, once; None if nothing does."""
-        if self.complete:
-            return None
-        self.streamed = True
-        return self._bounded_rest()
+        return None if self.complete else self._bounded_rest()
 
     async def _bounded_rest(self) -> AsyncIterator[bytes]:
+        self.streamed = True  # only now: a connection that was not made has taken nothing of it
         size = len(self.first)
         async for piece in self.source.body_rest():
             size += len(piece)

@@ -15,12 +15,14 @@ from typing import Any
 import msgspec
 
 from rolloutpool_api.status import RouterShare
-from rolloutpool_router.core.outcomes import Outcome
+from rolloutpool_router.answers import refuse
+from rolloutpool_router.bodies import BodyTooLong
+from rolloutpool_router.core.outcomes import Outcome, Refusal
 from rolloutpool_router.core.ownership import session_key
 from rolloutpool_router.core.peers import Peers
 from rolloutpool_router.gate import Gate
 from rolloutpool_router.headers import FORWARDED, headers_for_router
-from rolloutpool_router.intake import Received
+from rolloutpool_router.intake import TOO_LARGE, Received
 from rolloutpool_router.metrics import Metrics
 from rolloutpool_router.telemetry import Leg, Watch
 from rolloutpool_router.wire.client import Answer, ConnectionLost, Origin, Unreachable, Upstream, fetch
@@ -31,6 +33,10 @@ log = logging.getLogger(__name__)
 
 NOT_SERVED = "X-RolloutPool-Not-Served"
 """Response header: the router did nothing about the request, since it is not ready or shuts down."""
+LOST = Refusal(
+    Outcome.ROUTER_LOST,
+    "the router that the session belongs to went away in the middle of the body: send it again",
+)
 CONNECT_SECONDS = 1.0
 """How long a connection to another router, which is near, may take: then the next one is tried."""
 FETCH_TIMEOUT_SECONDS = 1.0
@@ -76,13 +82,23 @@ class Forwarding:
                         self._metrics.forwards.labels("passed_on").inc()
                         received.release()
                         return await self._relay(exchange, answer)
+            except BodyTooLong:
+                return self._too_long(exchange)
             except (Unreachable, ConnectionLost) as error:
                 why = str(error)
-                if not received.body.repeatable:
-                    exchange.abort()
-                    return Outcome.ROUTER_LOST
             self._passed_over(peer.name, why)
+            if not received.body.repeatable:
+                refuse(exchange, LOST)
+                return LOST.outcome
         return None
+
+    @staticmethod
+    def _too_long(exchange: Exchange) -> Outcome:
+        if exchange.started:
+            exchange.abort()
+        else:
+            refuse(exchange, TOO_LARGE)
+        return TOO_LARGE.outcome
 
     @staticmethod
     def is_forwarded(exchange: Exchange) -> bool:

@@ -37,6 +37,8 @@ class Gate:
         """Guard the controller; nobody else may change it."""
         self.controller = controller
         self._clock = clock
+        self._shut: Refusal | None = None
+        """What requests are answered that would have to wait, once the router shuts down."""
         self._waiters: dict[str, list[_Waiter]] = {}
 
     @property
@@ -53,6 +55,8 @@ class Gate:
         """The same without waiting: after Queued, `wait` at once."""
         answer, entered = self.controller.arrive(arrival, self._clock())
         self._wake(entered)
+        if self._shut is not None and isinstance(answer, Queued):
+            return self._turned_away(answer)
         return answer
 
     async def reroute(self, session: str, *, avoid: Collection[str]) -> Entered | Refusal | None:
@@ -61,6 +65,9 @@ class Gate:
         Waits while no engine is up; None if only those of `avoid` are. `leave` is due all the same.
         """
         answer = self.controller.reroute(session, now=self._clock(), avoid=avoid)
+        if self._shut is not None and isinstance(answer, Queued):
+            self.controller.cancel(answer, self._clock())
+            return self._shut
         return await self._until_answered(_Waiter(answer)) if isinstance(answer, Queued) else answer
 
     def leave(self, session: str, *, ok: bool, usage: Usage | None) -> None:
@@ -110,12 +117,20 @@ class Gate:
         """A connection to an engine failed."""
         self.controller.fleet.failed(engine, self._clock())
 
-    def refuse_all(self, refusal: Refusal) -> None:
-        """Answer every waiting request with this."""
+    def shut(self, refusal: Refusal) -> None:
+        """Answer every request that waits, or would have to wait from now on, with this."""
+        self._shut = refusal
         for session, waiters in list(self._waiters.items()):
             for waiter in waiters:
                 self.controller.cancel(waiter.queued, self._clock())
             self._answer(session, refusal)
+
+    def _turned_away(self, queued: Queued) -> Refusal:
+        assert self._shut is not None
+        self.controller.cancel(queued, self._clock())
+        if queued.resident:
+            self.leave(queued.session, ok=False, usage=None)
+        return self._shut
 
     async def wait(self, queued: Queued) -> Entered | Refusal:
         """Wait until a request that arrived may go to an engine."""

@@ -10,13 +10,13 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
 from rolloutpool_router.answers import error_event, refuse
 from rolloutpool_router.bodies import BodyTooLong
 from rolloutpool_router.comments import Comments
-from rolloutpool_router.core.outcomes import SHUTTING_DOWN, Outcome, Refusal
+from rolloutpool_router.core.outcomes import NO_ENGINE, SHUTTING_DOWN, Outcome, Refusal
 from rolloutpool_router.core.requests import Entered, Queued
 from rolloutpool_router.decisions import REASONS, reason_of
 from rolloutpool_router.gate import Gate
@@ -85,14 +85,12 @@ class Generations:
         entered = self._gate.arrive(intake.arrival) if self._pause.is_open else None
         if entered is None or isinstance(entered, Queued):
             entered = await self._wait(exchange, intake, entered)
-        watch.decided(entered)
         if isinstance(entered, Refusal):
-            watch.outcome = entered.outcome
-            if entered.outcome is not Outcome.SHUTTING_DOWN or exchange.started:
-                refuse(exchange, entered)
-            return
+            watch.decided(entered)
+            return _refuse(exchange, watch, entered)
         turn = Turn(exchange, intake, watch, entered)
         try:
+            watch.decided(entered)
             if not await self._try_engine(turn):
                 await self._try_others(turn)
         finally:
@@ -100,7 +98,7 @@ class Generations:
 
     async def _wait(self, exchange: Exchange, intake: Intake, queued: Queued | None) -> Entered | Refusal:
         """Wait until the request may go to an engine; before it is queued, until the pool goes on."""
-        with Comments(exchange) if intake.streaming else nullcontext():
+        with _comments(exchange, intake):
             if queued is not None:
                 return await self._gate.wait(queued)
             if not await self._pause.wait_open():
@@ -111,25 +109,24 @@ class Generations:
         """Have another engine answer, as long as those tried have no place for the request."""
         served = False
         while not served:
-            other = await self._gate.reroute(turn.entered.session, avoid=turn.refused_by.keys())
-            if other is None:
+            with _comments(turn.exchange, turn.intake):
+                other = await self._gate.reroute(turn.entered.session, avoid=turn.refused_by.keys())
+            if other is None and turn.refused_by:
                 return self._answer_kept(turn, next(reversed(turn.refused_by.values())))
+            other = other or NO_ENGINE
             turn.watch.decided(other)
             if isinstance(other, Refusal):
-                turn.watch.outcome = other.outcome
-                return refuse(turn.exchange, other)
+                return _refuse(turn.exchange, turn.watch, other)
             turn.entered = other
             served = await self._try_engine(turn)
         return None
 
     async def _try_engine(self, turn: Turn) -> bool:
         """Have the session's engine answer; False if it has no place for it, so that it may go elsewhere."""
-        if not self._pause.is_open and not await self._pause.wait_open():
+        data = await self._data(turn)
+        if data is None:
             turn.watch.outcome = Outcome.SHUTTING_DOWN
             return True
-        data: bytes | KeptAnswer = turn.intake.received.body.first
-        if self._fleet.has_prefill:
-            data = await self._prefills.body(turn)
         if isinstance(data, KeptAnswer):
             self._answer_kept(turn, data)
             return True
@@ -140,6 +137,7 @@ class Generations:
         ok: bool | None = None
         try:
             answer = await self._legs.send(turn, Leg.ENGINE, engine, data)
+            data = b""  # the answer may take an hour
             try:
                 self._fleet.answered(engine)
                 attempt.head_arrived(answer)
@@ -160,13 +158,40 @@ class Generations:
             self._lost(turn, EngineFault.STALLED if attempt.stalled else EngineFault.LOST, error)
         except BodyTooLong:
             turn.watch.outcome = TOO_LARGE.outcome
-            refuse(turn.exchange, TOO_LARGE)
+            if turn.exchange.started:
+                turn.exchange.abort()
+            else:
+                refuse(turn.exchange, TOO_LARGE)
         except asyncio.CancelledError:
             ok = None
             raise
         finally:
             self._fleet.generation_ended(attempt, self._clock(), ok=ok)
         return True
+
+    async def _data(self, turn: Turn) -> bytes | KeptAnswer | None:
+        """The body to send now, or a prefill engine's refusal; None if the router shuts down.
+
+        KV from before a pause is of the old weights: after one, the session's engine computes the prompt.
+        """
+        data: bytes | KeptAnswer = turn.intake.received.body.first
+        if not await self._goes_on(turn):
+            return None
+        if self._fleet.has_prefill:
+            epoch = self._pause.epoch
+            data = await self._prefills.body(turn)
+            if self._pause.epoch != epoch:
+                data = turn.intake.received.body.first
+                if not await self._goes_on(turn):
+                    return None
+        return data
+
+    async def _goes_on(self, turn: Turn) -> bool:
+        """Wait while weights are synchronised; False if the router shuts down."""
+        if self._pause.is_open:
+            return True
+        with _comments(turn.exchange, turn.intake):
+            return await self._pause.wait_open()
 
     async def _relay(self, turn: Turn, answer: Answer) -> None:
         """Pass an answer on as it comes."""
@@ -227,6 +252,7 @@ class Generations:
         """Tell of an engine's fault, once in a while: all its requests fail at once. Metrics count each."""
         engine, now = turn.entered.engine, self._clock()
         if now - self._warned.get(engine, -WARN_SECONDS) >= WARN_SECONDS:
+            self._warned = {n: at for n, at in self._warned.items() if n in self._fleet.engines}
             self._warned[engine] = now
             log.warning("request %s: engine %s %s", turn.intake.received.request_id, engine, what)
 
@@ -236,6 +262,17 @@ class Generations:
             turn.exchange.write_piece(error_event(kept.body))
             return turn.exchange.end()
         return turn.exchange.answer(kept.status, _text([*kept.headers, *self._told(turn.entered)]), kept.body)
+
+
+def _refuse(exchange: Exchange, watch: Watch, refusal: Refusal) -> None:
+    """Answer a refusal; SHUTTING_DOWN only a stream that has begun, since another router may serve others."""
+    watch.outcome = refusal.outcome
+    if refusal.outcome is not Outcome.SHUTTING_DOWN or exchange.started:
+        refuse(exchange, refusal)
+
+
+def _comments(exchange: Exchange, intake: Intake) -> AbstractContextManager[object]:
+    return Comments(exchange) if intake.streaming else nullcontext()
 
 
 def _text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:

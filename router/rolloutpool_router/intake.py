@@ -139,7 +139,8 @@ async def receive(exchange: Exchange, target: Target, budget: Budget, view: Pool
     length = exchange.body_length
     if length is not None and length > MAX_BODY_BYTES:
         return TOO_LARGE
-    first = await exchange.read_body(budget.window)
+    with budget.reserved(length) as window:
+        first = await exchange.read_body(window)
     headers = exchange.head.headers.lower
     encoding = headers.get("content-encoding")
     body = Body(first, exchange.body_complete, length, exchange, budget)

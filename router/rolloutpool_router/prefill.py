@@ -27,6 +27,8 @@ from rolloutpool_router.wire.client import ConnectionLost, Unreachable
 
 TWO_LEGS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/inference/v1/generate"})
 """Paths whose requests and answers carry kv_transfer_params in vLLM 0.32."""
+MOST_TRIES = 2
+"""Prefill engines that are tried; then the session's engine computes the prompt."""
 LOST = KeptAnswer(502, [], b"")
 """Stands for the answer of a prefill engine that went away: the session's engine computes the prompt."""
 
@@ -52,19 +54,24 @@ class Prefills:
         """
         received = turn.intake.received
         raw, fields = received.body.first, received.fields
-        choice = self._choose_prefill(turn)
-        if isinstance(choice, Local) or not isinstance(fields, Fields):
-            return raw
-        answer = await self._first_leg(turn, choice.engine, fields)
-        if answer is None:
-            return await self.body(turn)
+        for _ in range(MOST_TRIES):
+            choice = self._choose_prefill(turn)
+            if isinstance(choice, Local) or not isinstance(fields, Fields):
+                return raw
+            answer = await self._first_leg(turn, choice.engine, fields)
+            if answer is not None:
+                return self._second_body(turn, answer, choice.engine, fields)
+        return raw
+
+    def _second_body(self, turn: Turn, answer: KeptAnswer, engine: str, fields: Fields) -> bytes | KeptAnswer:
+        """What goes to the session's engine after a prefill engine has answered."""
         if 400 <= answer.status < 500:
             return answer
         params = _transfer_params(answer)
         self._metrics.prefills.labels("remote" if params is not None else "fallback").inc()
         if params is None:
-            return raw
-        self._fleet.prefixes.record(turn.intake.arrival.prefix, choice.engine)
+            return turn.intake.received.body.first
+        self._fleet.prefixes.record(turn.intake.arrival.prefix, engine)
         return fields.replaced(decode_leg(params))
 
     def _choose_prefill(self, turn: Turn) -> Local | Remote:

@@ -209,3 +209,25 @@ async def test_a_disconnect_cuts_the_leg_that_runs(
         await until(lambda: len(router.router.gate.controller.table) == 0)
         assert len(decode.seen) == (0 if leg == "p" else 1)
         assert router.router.gate.controller.fleet.prefill_tokens == {}
+
+
+async def test_kv_from_before_a_pause_is_not_handed_over(
+    client: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with (
+        FakeEngine().running() as prefill,
+        FakeEngine().running() as decode,
+        running_router(tmp_path / "pool.json", pd_pool(d=decode.url, p=prefill.url)) as router,
+    ):
+        prefill.go.clear()
+        running = asyncio.create_task(post(client, router.url))
+        await until(lambda: prefill.in_flight == 1)
+        router.router.pause.close()
+        prefill.go.set()
+        await until(lambda: router.router.pause.waiting == 1)
+        assert decode.seen == []
+        router.router.pause.open()
+
+        assert (await running)[0] == 200
+        (only,) = decode.seen
+        assert "kv_transfer_params" not in only.body

@@ -272,6 +272,7 @@ class AdmissionController:
         return marks(prefix, prompt_tokens=prompt_tokens, block_size=self.view.spec.engine.block_size)
 
     def _anybody_waits(self) -> bool:
+        # A list, since a generator takes three times as long for a handful of classes.
         return any([state.queue.requests for state in self.classes.values()])  # noqa: C419
 
     def _waits_as(self, session: str) -> str | None:

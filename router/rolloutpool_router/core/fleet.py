@@ -7,7 +7,7 @@ look-up however many engines there are.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rolloutpool_api.planning import Role
@@ -46,6 +46,8 @@ class Fleet:
         """Prompt tokens that each prefill engine was sent and has not answered."""
         self.ejections: Counter[str] = Counter()
         """How often each engine was ejected; trials that fail do not count."""
+        self.on_apply: Callable[[], None] = lambda: None
+        """Called after a view was taken over, before anybody chooses an engine of it."""
         self._view: PoolView | None = None
         self._health: dict[str, EngineHealth] = {}
         """Engines that something speaks against."""
@@ -81,6 +83,7 @@ class Fleet:
         self.stalls.keep(view.engines)
         self.has_prefill = any(engine.role is Role.PREFILL for engine in view.engines.values())
         self._changed()
+        self.on_apply()
 
     # Generations: what an engine is judged by.
 
@@ -148,7 +151,7 @@ class Fleet:
         for attempt in hit:
             # A trial that hangs has failed: what becomes of it later says nothing more.
             attempt.trial = False
-            attempt.stalled = attempt.answer is not None
+            attempt.stalled = attempt.answer is not None and not attempt.is_held
         return [attempt for attempt in hit if attempt.stalled]
 
     # Connections and probes: whether it is there.

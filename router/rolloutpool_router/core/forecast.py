@@ -128,6 +128,7 @@ class Pot:
             # What roundings left behind would stay for ever.
             self._mean, self._variance = list(NOTHING.mean), list(NOTHING.variance)
             return
+        # No `strict=`, which takes longer than an addition.
         self._mean = [m + n - o for m, n, o in zip(self._mean, new.mean, old.mean)]  # noqa: B905
         self._variance = [v + n - o for v, n, o in zip(self._variance, new.variance, old.variance)]  # noqa: B905
 

@@ -62,6 +62,7 @@ _SERVER = "server_error"
 
 ERRORS: dict[Outcome, ErrorAnswer] = {
     Outcome.ENGINE_LOST: ErrorAnswer(502, _SERVER),
+    Outcome.ROUTER_LOST: ErrorAnswer(502, _SERVER),
     Outcome.INVALID_BODY: ErrorAnswer(400, _BAD_REQUEST),
     Outcome.TOO_LARGE: ErrorAnswer(413, _BAD_REQUEST),
     Outcome.MODEL_UNKNOWN: ErrorAnswer(404, _BAD_REQUEST),
@@ -122,4 +123,5 @@ class Refusal:
 
 SHUTTING_DOWN = Refusal(Outcome.SHUTTING_DOWN, "this router is shutting down: send the request again")
 NOT_READY = Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet: try again")
+NO_ENGINE = Refusal(Outcome.NO_ENGINE, "no engine of the pool is up: try again in a second")
 FAILED = Refusal(Outcome.INTERNAL, "the router failed; its log has the traceback")

@@ -35,6 +35,10 @@ class Heard(Protocol):
     def last_byte_at(self) -> float:
         """When its latest bytes came, in seconds of the router's clock."""
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it is not read on, since its client is slower: what does not come then is not owed."""
+
     def close(self) -> None:
         """Break it off."""
 
@@ -101,6 +105,11 @@ class Attempt:
         self.heard_at = self.answer.last_byte_at
         self.has_tokens = True
         return True
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the router itself does not read its answer on."""
+        return self.answer is not None and self.answer.is_held
 
     @property
     def awaited(self) -> Awaited:
@@ -238,9 +247,9 @@ class Stalls:
             engine = attempt.engine
             if attempt.delivers():
                 delivering.add(engine)
-            if attempt.awaited >= owed.get(engine, Awaited.ANSWER):
+            if not attempt.is_held and attempt.awaited >= owed.get(engine, Awaited.ANSWER):
                 owed[engine] = attempt.awaited
-        for name in owed:
+        for name in owed.keys() | delivering:
             self._pace(name).delivered |= name in delivering
         for name, pace in self._paces.items():
             if pace.delivered:

@@ -230,13 +230,17 @@ def _engines(
     costs: Mapping[str, SessionCost],
 ) -> dict[str, Engine]:
     told = {engine.name: engine for engine in admission.engines} if admission is not None else {}
+    rules = rules_of(pool.spec, pool.spec.admission.policy)
+    bootstrap: dict[int, dict[str, int]] = {}
     engines = {}
     for endpoint in pool.status.endpoints.admin:
         status = told.get(endpoint.name)
         capacity = status.capacity_blocks if status is not None else capacities.get(endpoint.name, 0)
-        caps = bootstrap_caps(pool.spec, capacity, workloads, costs)
+        if capacity not in bootstrap:
+            bootstrap[capacity] = bootstrap_caps(pool.spec, capacity, workloads, costs)
+        caps = bootstrap[capacity]
         if status is not None:
-            caps |= {entry.name: entry.cap for entry in status.classes}
+            caps = caps | {entry.name: entry.cap for entry in status.classes}
         engines[endpoint.name] = Engine(
             name=endpoint.name,
             role=endpoint.role,
@@ -246,7 +250,7 @@ def _engines(
             capacity_blocks=capacity,
             protected_blocks=status.protected_blocks
             if status is not None
-            else rules_of(pool.spec, pool.spec.admission.policy).protected_blocks(capacity),
+            else rules.protected_blocks(capacity),
             pressure=status.pressure if status is not None else 0,
             offload_blocks=status.offload_blocks if status is not None else 0,
             caps=caps,

@@ -13,6 +13,8 @@ class PauseGate:
         self.is_open = True
         self.waiting = 0
         """Requests that wait for it to open."""
+        self.epoch = 0
+        """How often it closed: tells of a pause that came and went."""
         self._shut = False
         self._changed = asyncio.Event()
         self._changed.set()
@@ -29,6 +31,7 @@ class PauseGate:
 
     def close(self) -> None:
         """Hold requests from now on."""
+        self.epoch += self.is_open
         self.is_open = False
         if not self._shut:
             self._changed.clear()

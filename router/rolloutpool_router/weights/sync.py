@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import parse_qsl
@@ -66,8 +66,8 @@ class WeightSync:
         Must be called within a running event loop.
 
         Args:
-            fleet: the engines; those with other weights are barred.
-            gate: closed while the pool is paused.
+            fleet: the engines; those with other weights are barred, new ones as soon as they are listed.
+            gate: closed while the pool is paused, and while a call that pauses it waits or runs.
             clock: monotonic seconds.
             limit: longest pause, in seconds.
             period_seconds: how often engines are asked.
@@ -77,15 +77,19 @@ class WeightSync:
         self.calls: Counter[tuple[str, bool]] = Counter()
         """Calls by path and whether they succeeded on every engine."""
         self.pauses_given_up = 0
+        self.waiting = 0
+        """Calls that wait for the one before them."""
         self._fleet = fleet
         self._clock = clock
         self._limit = limit
         self._period = period_seconds
         self._engines = Engines()
         self._alone = asyncio.Lock()
-        self._waiting = 0
+        self._pausing: deque[Pause] = deque()
+        """Calls that pause the pool and wait or run, the next or running one first."""
         self._running: set[asyncio.Task[Merged]] = set()
         gate.close()
+        fleet.on_apply = self._take_list
 
     async def close(self) -> None:
         """Give a call that was sent a moment to end, then close all connections."""
@@ -98,30 +102,28 @@ class WeightSync:
         """Carry out a call on all engines that it concerns.
 
         Once it was sent to one engine it goes to all of them, whether or not the trainer still waits. The
-        gate closes before a pause is sent, and before it waits for the calls ahead of it.
+        gate closes before a pause is sent, and before it waits for the calls ahead of it; it stays closed
+        until the pause has failed or ended, whatever those calls and the engines say.
 
         Args:
             call: what to do.
             query: of the trainer's request, passed on as it is.
             body: of the same.
         """
-        closes = call.effect in (Effect.PAUSE, Effect.SLEEP) and self.state.pause is None
-        if closes:
-            self._set(weights.paused(self.state, self._clock(), _cause(call)))
         if not call.alone:
             return await self._send(call, query, body)
-        if self._waiting >= MAX_WAITING_CALLS:
-            return refusal(503, f"{self._waiting} calls wait already: send this one again later")
-        self._waiting += 1
+        if self.waiting >= MAX_WAITING_CALLS:
+            return refusal(503, f"{self.waiting} calls wait already: send this one again later")
+        pause = self._hold(call)
+        self.waiting += 1
         try:
             await self._alone.acquire()
         except asyncio.CancelledError:
-            if closes:
-                self._set(weights.resumed(self.state))
+            self._let_go(pause)
             raise
         finally:
-            self._waiting -= 1
-        task = asyncio.create_task(self._send_alone(call, query, body, closes=closes))
+            self.waiting -= 1
+        task = asyncio.create_task(self._send_alone(call, query, body, pause))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return await asyncio.shield(task)
@@ -148,7 +150,7 @@ class WeightSync:
     def describe(self) -> dict[str, Any]:
         """The state, for people and for trainers that ask."""
         state, stale = self.state, self.stale()
-        pause = state.pause
+        pause = self._pause()
         return {
             "paused": pause is not None,
             "pausedBy": str(pause.by) if pause else None,
@@ -180,7 +182,7 @@ class WeightSync:
 
     def snapshot(self) -> SnapshotWeights:
         """What the operator is told."""
-        pause = self.state.pause
+        pause = self._pause()
         return SnapshotWeights(
             version=self.state.wanted,
             paused_seconds=round(self._clock() - pause.since, 3) if pause else 0.0,
@@ -188,25 +190,40 @@ class WeightSync:
             membership_epoch=self.state.epoch,
         )
 
-    async def _send_alone(self, call: Call, query: str, body: bytes, *, closes: bool) -> Merged:
+    def _pause(self) -> Pause | None:
+        """Why requests wait: the pool is paused, or about to be."""
+        return self.state.pause or next(iter(self._pausing), None)
+
+    def _hold(self, call: Call) -> Pause | None:
+        """Close the gate for a call that pauses the pool; None for all others."""
+        if call.effect not in (Effect.PAUSE, Effect.SLEEP):
+            return None
+        by = PauseCause.SLEEP if call.effect is Effect.SLEEP else PauseCause.PAUSE
+        pause = Pause(since=self._clock(), by=by)
+        self._pausing.append(pause)
+        self._move_gate()
+        return pause
+
+    def _let_go(self, pause: Pause | None) -> None:
+        """That call ended: if it did not pause the pool, the gate need not stay closed for it."""
+        if pause is not None:
+            self._pausing.remove(pause)
+            self._move_gate()
+
+    async def _send_alone(self, call: Call, query: str, body: bytes, pause: Pause | None) -> Merged:
         """Send a call that runs alone; gives the lock back."""
         try:
-            return await self._send(call, query, body, closes=closes)
-        except BaseException:
-            if closes:
-                self._set(weights.resumed(self.state))
-            raise
+            return await self._send(call, query, body)
         finally:
+            self._let_go(pause)
             self._alone.release()
 
-    async def _send(self, call: Call, query: str, body: bytes, *, closes: bool = False) -> Merged:
+    async def _send(self, call: Call, query: str, body: bytes) -> Merged:
         self._take_list()
         whom = weights.targets(self.state, call)
         answer = self._not_sent(call, whom, body)
         if answer is None:
-            answer = await self._fan_out(call, query, body, whom, closes=closes)
-        elif closes:
-            self._set(weights.resumed(self.state))
+            answer = await self._fan_out(call, query, body, whom)
         self.calls[call.path, 200 <= answer.status < 300] += 1
         return answer
 
@@ -231,7 +248,7 @@ class WeightSync:
             return refusal(400, str(error))
         return None
 
-    async def _fan_out(self, call: Call, query: str, body: bytes, whom: Targets, *, closes: bool) -> Merged:
+    async def _fan_out(self, call: Call, query: str, body: bytes, whom: Targets) -> Merged:
         target = f"{call.path}?{query}" if query else call.path
         urls = self._urls(whom.engines)
         bodies = dict.fromkeys(urls, body)
@@ -245,7 +262,7 @@ class WeightSync:
         if call.alone:
             self._take_results(call, results, body, asked)
         if call.effect in (Effect.PAUSE, Effect.SLEEP) and not _all_ok(results):
-            return await self._undo(call, results, opens=closes)
+            return await self._undo(call, results)
         if call.effect in (Effect.FINISH, Effect.VERSION):
             await self._look()
         absent = tuple(
@@ -275,16 +292,17 @@ class WeightSync:
             self._fleet.prefixes.forget(engine)
         if _all_ok(results):
             if call.effect in (Effect.PAUSE, Effect.SLEEP):
-                state = weights.paused(state, self._clock(), _cause(call))
+                pause = self._pausing[0]  # calls run in the order in which they came: it is this one's
+                state = weights.paused(state, pause.since, pause.by)
             by_sleep = state.pause is not None and state.pause.by is PauseCause.SLEEP
             opens = call.effect is Effect.RESUME and not by_sleep
             if opens or (call.effect is Effect.WAKE and fully_awake(results, query)):
                 state = weights.resumed(state)
         self._set(state)
 
-    async def _undo(self, call: Call, results: tuple[EngineResult, ...], *, opens: bool) -> Merged:
+    async def _undo(self, call: Call, results: tuple[EngineResult, ...]) -> Merged:
         """A pause that failed on some engine: the others run on, unless they were paused before it."""
-        if not opens:
+        if self.state.pause is not None:
             return listing(
                 results, self.stale(), error=f"{call.path} failed; the pool stays paused as before"
             )
@@ -336,12 +354,7 @@ class WeightSync:
     def _set(self, state: Weights) -> None:
         """Take over a state: gate and bars follow it."""
         before, self.state = self.state, state
-        if state.pause is None and not self.gate.is_open:
-            log.info("the pool is not paused: %d requests go on", self.gate.waiting)
-            self.gate.open()
-        elif state.pause is not None and self.gate.is_open:
-            log.info("the pool is paused (%s)", state.pause.by)
-            self.gate.close()
+        self._move_gate()
         old, new = weights.stale(before), weights.stale(state)
         for name in old.keys() - new.keys():
             log.info("engine %s has the pool's weights", name)
@@ -351,9 +364,14 @@ class WeightSync:
                 log.warning("engine %s gets no requests: it %s", name, why)
             self._fleet.bar(name, Bar.STALE_WEIGHTS)
 
-
-def _cause(call: Call) -> PauseCause:
-    return PauseCause.SLEEP if call.effect is Effect.SLEEP else PauseCause.PAUSE
+    def _move_gate(self) -> None:
+        pause = self._pause()
+        if pause is None and not self.gate.is_open:
+            log.info("the pool is not paused: %d requests go on", self.gate.waiting)
+            self.gate.open()
+        elif pause is not None and self.gate.is_open:
+            log.info("the pool is paused (%s)", pause.by)
+            self.gate.close()
 
 
 def _all_ok(results: tuple[EngineResult, ...]) -> bool:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -43,6 +44,8 @@ class FakeTrainable:
     """Generations answered."""
     arrived: int = 0
     """Generations that reached the engine."""
+    asked: Counter[str] = field(default_factory=Counter)
+    """Requests that reached the engine, by path."""
     authorizations: list[str] = field(default_factory=list)
     """Every Authorization header that reached the engine."""
     url: str = ""
@@ -55,6 +58,7 @@ class FakeTrainable:
     async def handle(self, request: web.Request) -> web.StreamResponse:
         """Answer any request."""
         self.authorizations += request.headers.getall("Authorization", [])
+        self.asked[request.path] += 1
         raw = await request.read()
         body = json.loads(raw) if raw else None
         if request.path.startswith("/v1/") and request.path.endswith("completions"):

@@ -56,7 +56,7 @@ class TokenFile:
 
 def _credential(scheme: str, value: str) -> bytes | None:
     if scheme == "bearer":
-        return value.encode()
+        return value.encode(errors="surrogateescape")  # headers are decoded so, whatever bytes came
     if scheme != "basic":
         return None
     try:

@@ -53,6 +53,11 @@ class Answer:
         """The event loop's clock when the latest bytes came, in seconds."""
         return self._connection.last_byte_at
 
+    @property
+    def is_held(self) -> bool:
+        """Whether reading from the engine is paused, since the client does not take what came."""
+        return self._connection.reading_paused
+
     async def read(self, limit: int = 2**26) -> bytes:
         """All of the body.
 

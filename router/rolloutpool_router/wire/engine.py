@@ -90,7 +90,6 @@ class EngineConnection(asyncio.Protocol):
         "_phase",
         "_raw",
         "_reader",
-        "_reading_paused",
         "_sender",
         "_waiter",
         "_writing_paused",
@@ -99,6 +98,7 @@ class EngineConnection(asyncio.Protocol):
         "loop",
         "on_gone",
         "origin",
+        "reading_paused",
         "requests",
         "transport",
     )
@@ -136,7 +136,7 @@ class EngineConnection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._drain: asyncio.Future[None] | None = None
         self._writing_paused = False
-        self._reading_paused = False
+        self.reading_paused = False
 
     # Requests
 
@@ -252,14 +252,14 @@ class EngineConnection(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         """Leave what the engine sends to the kernel, so that the engine waits."""
-        if not self._reading_paused and not self.transport.is_closing():
-            self._reading_paused = True
+        if not self.reading_paused and not self.transport.is_closing():
+            self.reading_paused = True
             self.transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read again."""
-        if self._reading_paused and not self.transport.is_closing():
-            self._reading_paused = False
+        if self.reading_paused and not self.transport.is_closing():
+            self.reading_paused = False
             self.transport.resume_reading()
 
     def finish(self) -> bool:

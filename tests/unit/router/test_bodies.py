@@ -191,11 +191,12 @@ class TestABody:
         assert budget.held == 0
         assert body.size == 100
 
-    async def test_is_repeatable_until_its_rest_was_asked_for(self) -> None:
+    async def test_is_repeatable_until_some_of_its_rest_was_taken(self) -> None:
         body = Body(b"first", complete=False, length=None, source=NoSource(), budget=Budget())
         assert body.repeatable
         rest = body.rest()
         assert rest is not None
+        assert body.repeatable
         assert [piece async for piece in rest] == [b"rest"]
         assert not body.repeatable
 
@@ -203,6 +204,20 @@ class TestABody:
         body = Body(b"all", complete=True, length=3, source=NoSource(), budget=Budget())
         assert body.rest() is None
         assert body.repeatable
+
+    @pytest.mark.parametrize(
+        ("length", "reserved"),
+        [
+            pytest.param(100, 100, id="short"),
+            pytest.param(10 * WINDOW_BYTES, WINDOW_BYTES, id="long"),
+            pytest.param(None, WINDOW_BYTES, id="of-unknown-length"),
+        ],
+    )
+    def test_that_is_being_read_counts_as_what_it_may_become(self, length: int | None, reserved: int) -> None:
+        budget = Budget()
+        with budget.reserved(length) as window:
+            assert (window, budget.held) == (WINDOW_BYTES, reserved)
+        assert budget.held == 0
 
     def test_has_a_smaller_window_where_much_is_held(self) -> None:
         assert Budget().window == WINDOW_BYTES

@@ -378,6 +378,7 @@ class Stream:
     """An open answer."""
 
     last_byte_at: float
+    is_held: bool = False
 
     def close(self) -> None:
         """Nobody listens."""

@@ -107,10 +107,25 @@ async def test_refusing_all_empties_the_queues() -> None:
     waiting = [asyncio.create_task(gate.enter(Arrival(f"s{i}", "rlvr"))) for i in range(3)]
     await asyncio.sleep(0)
 
-    gate.refuse_all(Refusal(Outcome.SHUTTING_DOWN, "bye"))
+    gate.shut(Refusal(Outcome.SHUTTING_DOWN, "bye"))
     gate.leave("first", ok=True, usage=None)
 
     assert [type(answer) for answer in await asyncio.gather(*waiting)] == [Refusal] * 3
+    assert is_empty(gate)
+
+
+async def test_who_would_have_to_wait_after_the_gate_was_shut_is_refused_at_once() -> None:
+    gate = gate_of()
+    await enter(gate, "first")
+    gate.shut(Refusal(Outcome.SHUTTING_DOWN, "bye"))
+
+    late = await gate.enter(Arrival("late", "rlvr"))
+    gate.engine_failed("e0")
+    stalled = await gate.enter(Arrival("first", "rlvr"))
+    moved = await gate.reroute("first", avoid=())
+
+    assert [type(answer) for answer in (late, stalled, moved)] == [Refusal] * 3
+    gate.leave("first", ok=False, usage=None)
     assert is_empty(gate)
 
 
@@ -122,7 +137,7 @@ async def test_refusing_a_resident_session_that_waits_for_an_engine_ends_its_req
     again = asyncio.create_task(gate.enter(Arrival("first", "rlvr")))
     await asyncio.sleep(0)
 
-    gate.refuse_all(Refusal(Outcome.SHUTTING_DOWN, "bye"))
+    gate.shut(Refusal(Outcome.SHUTTING_DOWN, "bye"))
 
     assert isinstance(await moved, Refusal)
     assert isinstance(await again, Refusal)

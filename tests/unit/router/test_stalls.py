@@ -20,6 +20,7 @@ class Stream:
     """An open answer."""
 
     last_byte_at: float
+    is_held: bool = False
 
     def close(self) -> None:
         """Nobody listens."""
@@ -68,6 +69,20 @@ class World:
             found = self.stalls.look(self.streams, kinds, self.now, paused=paused)
             self.told += [(stall.engine, self.now) for stall in found]
         return [engine for engine, _ in self.told[before:]]
+
+
+def test_what_the_router_itself_does_not_read_is_no_silence() -> None:
+    """Its client does not take what came."""
+    world = World()
+    held = world.streams[world.open("e0")]
+    other = world.open("e1")
+    assert held is not None
+    held.is_held = True
+
+    assert world.run(1000, other) == []
+    held.is_held = False
+    assert world.run(1000, other) == ["e0"] * len(world.told)
+    assert world.told
 
 
 def test_streams_that_stop_are_noticed_while_another_engine_delivers() -> None:
