@@ -17,6 +17,8 @@ from rolloutpool_router.core.requests import Arrival, Entered, Queued
 from rolloutpool_router.core.sessions import Usage
 from rolloutpool_router.core.view import Ignored
 
+MOST_AT_ONCE = 200
+"""Sessions that one tick looks at before others get the event loop, 6 ms at most."""
 Clock = Callable[[], float]
 """Monotonic seconds."""
 
@@ -108,10 +110,14 @@ class Gate:
 
     def tick(self) -> None:
         """Once in a while: sessions expire, engines come back."""
-        ticked = self.controller.tick(self._clock())
+        ticked = self.controller.tick(self._clock(), most=MOST_AT_ONCE)
         for ticket, refusal in ticked.refused:
             self._answer(ticket.session, refusal)
         self._wake(ticked.entered)
+
+    def look_on(self) -> bool:
+        """Go on with what a tick left over; whether there is more."""
+        return self.controller.look_on(self._clock(), most=MOST_AT_ONCE)
 
     def engine_failed(self, engine: str) -> None:
         """A connection to an engine failed."""

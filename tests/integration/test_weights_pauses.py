@@ -108,9 +108,9 @@ async def test_a_pause_that_fails_does_not_open_the_gate_for_the_next(tmp_path: 
 async def test_a_pause_that_may_not_wait_leaves_the_gate_open(tmp_path: Path) -> None:
     async with two(tmp_path) as (pool, one, _):
         start = hold(one, "/start_weight_update")
-        updating = [
-            asyncio.create_task(pool.call("/start_weight_update")) for _ in range(MAX_WAITING_CALLS + 1)
-        ]
+        updating = [asyncio.create_task(pool.call("/start_weight_update"))]
+        await held_at(one, "/start_weight_update")
+        updating += [asyncio.create_task(pool.call("/start_weight_update")) for _ in range(MAX_WAITING_CALLS)]
         await until(lambda: pool.sync.waiting == MAX_WAITING_CALLS)
         assert (await pool.call("/pause"))[0] == 503
         assert pool.sync.gate.is_open
