@@ -13,15 +13,18 @@ from rolloutpool_router.wire.server import Exchange
 
 PERIOD_SECONDS = 15.0
 """Time to the first comment and between two, in seconds: below the idle limits of proxies, 30 to 60 s."""
-COMMENT = b": waiting for room in the pool\n\n"
+ROOM = b": waiting for room in the pool\n\n"
+ENGINE = b": waiting for an engine\n\n"
+WEIGHTS = b": waiting for new weights\n\n"
 STREAM_HEADERS = (("Content-Type", "text/event-stream; charset=utf-8"), ("Cache-Control", "no-cache"))
 
 
 class Comments:
     """Within the block, the client gets a comment once in a while."""
 
-    def __init__(self, exchange: Exchange) -> None:
+    def __init__(self, exchange: Exchange, comment: bytes = ROOM) -> None:
         self._exchange = exchange
+        self._text = comment
 
     def __enter__(self) -> Comments:
         self._timer = asyncio.get_running_loop().call_later(PERIOD_SECONDS, self._comment)
@@ -35,5 +38,5 @@ class Comments:
     def _comment(self) -> None:
         if not self._exchange.started:
             self._exchange.start(200, STREAM_HEADERS)
-        self._exchange.write_piece(COMMENT)
+        self._exchange.write_piece(self._text)
         self._timer = asyncio.get_running_loop().call_later(PERIOD_SECONDS, self._comment)

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
+from rolloutpool_router import comments
 from rolloutpool_router.answers import error_event, refuse
 from rolloutpool_router.bodies import BodyTooLong
-from rolloutpool_router.comments import Comments
 from rolloutpool_router.core.outcomes import NO_ENGINE, SHUTTING_DOWN, Outcome, Refusal
 from rolloutpool_router.core.requests import Entered, Queued
 from rolloutpool_router.decisions import REASONS, reason_of
@@ -98,7 +98,8 @@ class Generations:
 
     async def _wait(self, exchange: Exchange, intake: Intake, queued: Queued | None) -> Entered | Refusal:
         """Wait until the request may go to an engine; before it is queued, until the pool goes on."""
-        with _comments(exchange, intake):
+        waits_for = comments.WEIGHTS if queued is None else comments.ROOM
+        with _comments(exchange, intake, waits_for):
             if queued is not None:
                 return await self._gate.wait(queued)
             if not await self._pause.wait_open():
@@ -109,7 +110,7 @@ class Generations:
         """Have another engine answer, as long as those tried have no place for the request."""
         served = False
         while not served:
-            with _comments(turn.exchange, turn.intake):
+            with _comments(turn.exchange, turn.intake, comments.ENGINE):
                 other = await self._gate.reroute(turn.entered.session, avoid=turn.refused_by.keys())
             if other is None and turn.refused_by:
                 return self._answer_kept(turn, next(reversed(turn.refused_by.values())))
@@ -190,7 +191,7 @@ class Generations:
         """Wait while weights are synchronised; False if the router shuts down."""
         if self._pause.is_open:
             return True
-        with _comments(turn.exchange, turn.intake):
+        with _comments(turn.exchange, turn.intake, comments.WEIGHTS):
             return await self._pause.wait_open()
 
     async def _relay(self, turn: Turn, answer: Answer) -> None:
@@ -271,8 +272,8 @@ def _refuse(exchange: Exchange, watch: Watch, refusal: Refusal) -> None:
         refuse(exchange, refusal)
 
 
-def _comments(exchange: Exchange, intake: Intake) -> AbstractContextManager[object]:
-    return Comments(exchange) if intake.streaming else nullcontext()
+def _comments(exchange: Exchange, intake: Intake, comment: bytes) -> AbstractContextManager[object]:
+    return comments.Comments(exchange, comment) if intake.streaming else nullcontext()
 
 
 def _text(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ The registry of a router is the only list of its metrics; `make verify` checks t
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import time
@@ -109,11 +110,14 @@ def _names(values: Iterable[str]) -> str:
 
 def main() -> None:
     """Write the files given, or standard output."""
+    parser = argparse.ArgumentParser(description="Write the table of the router's metrics.")
+    parser.add_argument("files", nargs="*", type=Path, help="files to write; none: standard output")
+    files: list[Path] = parser.parse_args().files
     text = document(asyncio.run(registered()))
-    if not sys.argv[1:]:
+    if not files:
         sys.stdout.write(text)
-    for path in sys.argv[1:]:
-        Path(path).write_text(text, encoding="utf-8")
+    for path in files:
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

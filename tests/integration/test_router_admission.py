@@ -12,7 +12,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from rolloutpool_router import testing
+from rolloutpool_router import comments, testing
 from rolloutpool_router.testing import (
     FakeEngine,
     RunningRouter,
@@ -323,3 +323,25 @@ async def test_nothing_is_left_behind(client: aiohttp.ClientSession, tmp_path: P
     assert sum(isinstance(result, aiohttp.ClientError) for result in results) <= 1
     await until(lambda: asyncio.all_tasks() == before)
     assert (residents(router), router.router.open_requests, router.router.gate.waiting) == (0, 0, 0)
+
+
+async def test_a_stream_that_waits_is_told_what_for_and_then_goes_on(
+    client: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(comments, "PERIOD_SECONDS", 0.01)
+    body = BODY | {"stream": True}
+    async with (
+        FakeEngine().running() as engine,
+        running_router(tmp_path / "pool.json", pool_object({"e0": engine.url}, caps=CAPS)) as router,
+    ):
+        engine.go.clear()
+        first = asyncio.create_task(client.post(router.url + CHAT, json=body, headers=RLVR))
+        await until(lambda: engine.in_flight == 1)
+        async with client.post(router.url + CHAT, json=body, headers=RLVR) as second:
+            assert second.status == 200
+            assert (await second.content.readline()).decode().strip() == comments.ROOM.decode().strip()
+            engine.go.set()
+            rest = await second.text()
+        assert "usage" in rest
+        (await first).close()
+    assert router.router.gate.waiting == 0
