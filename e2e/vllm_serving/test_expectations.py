@@ -13,7 +13,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from rolloutpool_router.core.prefix import read_prompt
+from rolloutpool_router.core.prompts import read_prompt
 from rolloutpool_router.testing import RunningRouter, running_router
 from vllm_serving.asking import ENGINE_HEADER, cached_tokens, text, tokens, user
 from vllm_serving.engines import BLOCK_SIZE, Engine

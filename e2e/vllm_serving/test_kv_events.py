@@ -11,7 +11,7 @@ import aiohttp
 import httpx
 import pytest
 
-from rolloutpool_router.core.prefix import read_prompt
+from rolloutpool_router.core.prompts import read_prompt
 from rolloutpool_router.testing import RunningRouter, running_router
 from vllm_serving.asking import ENGINE_HEADER, cached_tokens, tokens
 from vllm_serving.engines import BLOCK_SIZE, MAX_MODEL_LEN, Engine

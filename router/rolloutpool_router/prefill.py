@@ -57,10 +57,12 @@ class Prefills:
         for _ in range(MOST_TRIES):
             choice = self._choose_prefill(turn)
             if isinstance(choice, Local) or not isinstance(fields, Fields):
+                self._metrics.prefills.labels("local").inc()
                 return raw
             answer = await self._first_leg(turn, choice.engine, fields)
             if answer is not None:
                 return self._second_body(turn, answer, choice.engine, fields)
+        self._metrics.prefills.labels("fallback").inc()
         return raw
 
     def _second_body(self, turn: Turn, answer: KeptAnswer, engine: str, fields: Fields) -> bytes | KeptAnswer:

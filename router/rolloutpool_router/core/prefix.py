@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rolloutpool_router.core.prompts import CHUNK, MAX_CHUNKS, PrefixKey, Prompt, read_prompt
+from rolloutpool_router.core.prompts import MAX_CHUNKS, PrefixKey
 
 MAX_KEYS = 2**18
 """Keys in both generations; at 64 tokens a key, 16 million tokens of prompts."""
@@ -162,4 +162,4 @@ class PrefixIndex:
         self._live = self._used_bits = 0
 
 
-__all__ = ["CHUNK", "MAX_CHUNKS", "PrefixIndex", "PrefixKey", "Prompt", "read_prompt"]
+__all__ = ["MAX_CHUNKS", "PrefixIndex", "PrefixKey"]

@@ -17,10 +17,8 @@ from rolloutpool_router.core.weight_calls import (
     EngineResult,
     empties_cache,
     fully_awake,
+    stable_order,
     told_version,
-)
-from rolloutpool_router.core.weight_calls import (
-    stable_order as stable_order,
 )
 
 BASE_VERSION = "default"

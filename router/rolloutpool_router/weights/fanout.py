@@ -11,6 +11,7 @@ import aiohttp
 
 from rolloutpool_router.core.weight_calls import EngineResult
 from rolloutpool_router.core.weights import Observation
+from rolloutpool_router.wire.sockets import probe_socket
 
 CONNECT_SECONDS = 5.0
 """How long an engine may take to accept a connection."""
@@ -21,8 +22,6 @@ READ_SECONDS = 10.0
 """The same for a call that only asks."""
 LOOK_SECONDS = 5.0
 """The same for the router's own look at an engine, for which control calls wait."""
-PROBES = {"TCP_KEEPIDLE": 15, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 4}
-"""TCP keepalive: a machine that is gone without a word is noticed within 35 s, not after CALL_SECONDS."""
 MAX_ANSWER_BYTES = 16 * 2**20
 WHOLE_BODY_BYTES = 2**20
 """Larger bodies are sent piece by piece, so that one does not hold up everything else."""
@@ -127,10 +126,7 @@ class Engines:
 def _probed_socket(address: aiohttp.AddrInfoType) -> socket.socket:
     family, kind, protocol, *_ = address
     made = socket.socket(family=family, type=kind, proto=protocol)
-    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    for name, value in PROBES.items():
-        if (option := getattr(socket, name, None)) is not None:
-            made.setsockopt(socket.IPPROTO_TCP, option, value)
+    probe_socket(made)  # a machine that is gone is noticed within 35 s, not after CALL_SECONDS
     return made
 
 

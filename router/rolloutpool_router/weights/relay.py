@@ -9,20 +9,9 @@ from aiohttp import web
 from multidict import CIMultiDict
 from yarl import URL
 
-HOP_BY_HOP = frozenset(
-    {
-        "connection",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
-"""Headers that speak of one connection (RFC 9110, section 7.6.1)."""
+from rolloutpool_router.wire.heads import HOP_BY_HOP
+
+_OF_ONE_CONNECTION = frozenset(name.decode() for name in HOP_BY_HOP)
 _KEPT_HERE = frozenset({"host", "expect", "authorization"})
 """Request headers that are not passed on; the token above all."""
 CONNECT_SECONDS = 5.0
@@ -80,5 +69,5 @@ class DataPort:
 
 def _end_to_end(headers: Mapping[str, str], drop: frozenset[str]) -> CIMultiDict[str]:
     named = {name.strip().lower() for name in headers.get("Connection", "").split(",")}
-    unwanted = HOP_BY_HOP | named | drop
+    unwanted = _OF_ONE_CONNECTION | named | drop
     return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in unwanted)

@@ -385,11 +385,6 @@ class ClientConnection(asyncio.Protocol):
         """The server wants its clients to go elsewhere."""
         return self._server.leaving
 
-    def peer(self) -> str:
-        """Address of the client."""
-        name = self.transport.get_extra_info("peername")
-        return f"{name[0]}:{name[1]}" if isinstance(name, tuple) else str(name)
-
     def write(self, data: bytes) -> None:
         """Send bytes of an answer, unless the connection is ending."""
         if self._corked is not None:

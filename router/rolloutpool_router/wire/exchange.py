@@ -90,11 +90,6 @@ class Exchange:
         self._delimited = True
         """The end of the answer can be seen while the connection stays."""
 
-    @property
-    def client(self) -> str:
-        """Address of the other side, for logs."""
-        return self._connection.peer()
-
     # The request's body
 
     async def read_body(self, limit: int) -> bytes:
