@@ -5,7 +5,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from cluster.cell import cgroups
 from cluster.cell.handle import Cell
 from cluster.cell.init import Settings
 from cluster.errors import ClusterError
+from cluster.ports import free_ports
 from cluster.progress import Steps
 
 CELL_ADDRESS = "10.99.0.1"
@@ -121,13 +121,6 @@ def _layout(folder: Path, programs: Binaries, *, has_node: bool) -> config.Layou
     return config.Layout(
         folder=folder, address="127.0.0.1", api_port=api, etcd_port=etcd, etcd_peer_port=peer, has_node=False
     )
-
-
-def free_ports(count: int) -> list[int]:
-    """Different ports of 127.0.0.1 that were free a moment ago."""
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
-        return [int(each.getsockname()[1]) for each in sockets]
 
 
 def _settings(layout: config.Layout, lock: int) -> Settings:

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.ports import free_ports
 from router_bench import pool
 from router_bench.engines import CHAT, Engines
 from router_bench.environment import python_of
-from router_bench.processes import HOST, Process, free_ports, running, wait_for
+from router_bench.processes import HOST, Process, running, wait_for
 
 OURS, SGLANG, VLLM, BARE = "rolloutpool", "sglang-router", "vllm-router", "aiohttp proxy"
 DIRECT = "no router"

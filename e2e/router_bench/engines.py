@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from cluster.ports import free_ports
 from router_bench.environment import program
 from router_bench.pool import AMPLE_BLOCKS
-from router_bench.processes import HOST, Process, free_ports, running, wait_for
+from router_bench.processes import HOST, Process, running, wait_for
 
 ENGINES = 2
 CHAT = "/v1/chat/completions"

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from cluster.lifetime import free_ports
+from cluster.ports import free_ports
 from vllm_install import environment
 from vllm_serving.model import NAME, model_folder
 from vllm_serving.processes import Process

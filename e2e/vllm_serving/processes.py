@@ -12,7 +12,7 @@ from vllm_serving.errors import ServingError
 
 POLL_SECONDS = 0.1
 STOP_SECONDS = 20.0
-SHOWN_CHARACTERS = 3000
+SHOWN_CHARACTERS = 20_000
 
 
 class Process:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import sys
 from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import msgspec
 import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
+from cluster.ports import free_ports
 from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_router.core.kv_events import write_seq
 from rolloutpool_router.core.prefix import PrefixIndex
@@ -56,14 +56,6 @@ def stored(prompt: int) -> dict[str, Any]:
 
 def removed(prompt: int) -> dict[str, Any]:
     return {"type": "BlockRemoved", "block_hashes": [4 * prompt + 3], "medium": "GPU"}
-
-
-def free_ports(count: int) -> list[int]:
-    with ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for item in found:
-            item.bind((HOST, 0))
-        return [item.getsockname()[1] for item in found]
 
 
 def pool_of(

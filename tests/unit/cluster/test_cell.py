@@ -18,7 +18,7 @@ import pytest
 from cluster.cell.handle import Cell
 from cluster.cell.init import Settings
 from cluster.errors import ClusterError
-from cluster.lifetime import free_ports
+from cluster.ports import free_ports
 
 E2E = Path(__file__).resolve().parents[3] / "e2e"
 SLEEP = ["/bin/sleep", "1000"]
