@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from random import Random
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from rolloutpool_router import intake
@@ -25,13 +26,15 @@ from rolloutpool_router.generation import Generations
 from rolloutpool_router.kv_events import KvCollector, KvEvents
 from rolloutpool_router.metrics import Metrics
 from rolloutpool_router.paths import Kind, Target, read_target
-from rolloutpool_router.spans import Tracer
 from rolloutpool_router.state_metrics import StateCollector
 from rolloutpool_router.telemetry import Telemetry, Watch
 from rolloutpool_router.weights import PauseGate, WeightSync
 from rolloutpool_router.wire.client import ConnectionLost, Origin, Unreachable, Upstream
 from rolloutpool_router.wire.heads import OF_THE_REQUEST, end_to_end
 from rolloutpool_router.wire.server import Exchange
+
+if TYPE_CHECKING:
+    from rolloutpool_router.spans import Tracer
 
 log = logging.getLogger(__name__)
 
