@@ -10,6 +10,7 @@ from rolloutpool_api.base import StatusModel
 
 Count = Annotated[int, Field(ge=0)]
 Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Samples = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class SnapshotEngineClass(StatusModel):
@@ -47,6 +48,8 @@ class SnapshotClass(StatusModel):
     """Sessions that wait to enter."""
     oldest_wait_seconds: Seconds = 0.0
     """Longest current wait, in seconds."""
+    held: Count = 0
+    """Requests that no cap holds: they wait for the end of a pause, or for an engine that may be sent any."""
     parked: Count = 0
     """Sessions between two turns that gave their place back."""
     footprint_blocks: Seconds = 0.0
@@ -61,6 +64,9 @@ class SnapshotClass(StatusModel):
     """Finished sessions in the mixture's window."""
     debt: Annotated[float, Field(allow_inf_nan=False)] = 0.0
     """Samples behind the target mixture (negative: ahead), as this router orders entries by."""
+    ahead: Samples = 0.0
+    """Samples ahead of the target mixture, where sessions that wait are held for that (mixture.enforcement
+    Hard); 0: they are not."""
     finished_total: Count = 0
     """Finished sessions since the router started."""
     adopted_total: Count = 0
@@ -78,6 +84,10 @@ class SnapshotWeights(StatusModel):
     """How long the pool has been paused, in seconds; 0: it is not."""
     stale_engines: list[str] = []
     """Engines that get no requests, since their weights are not known to be the pool's."""
+    stale_because: str = ""
+    """Why the first of them is stale, as a sentence about it without its name."""
+    unserved_since: Seconds | None = None
+    """Since when no engine that sessions live on has the pool's weights, in Unix seconds; None: some have."""
     membership_epoch: Count = 0
     """Grows whenever an engine joins, leaves or restarts, and when a weight group is formed."""
 

@@ -141,6 +141,8 @@ class ClassAdmission(StatusModel):
     """Sessions that wait to enter."""
     oldest_wait_seconds: Count = 0
     """Longest current wait, in seconds."""
+    held: Count = 0
+    """Requests that no cap holds: they wait for the end of a pause, or for an engine that may be sent any."""
     parked: Count = 0
     """Sessions between two turns that gave their place back."""
     footprint_blocks: Count = 0
@@ -151,6 +153,9 @@ class ClassAdmission(StatusModel):
     """Part of the demand in block-seconds (N k T), in percent."""
     debt: int = 0
     """Samples behind the target (positive) or ahead of it (negative): who is furthest behind enters next."""
+    ahead: Count = 0
+    """Samples ahead of the target, where sessions that wait are held for that (mixture.enforcement Hard); 0:
+    they are not."""
     source: Name = "Priors"
     """Where footprint and residency come from: Priors, Observed, or a Blend."""
 

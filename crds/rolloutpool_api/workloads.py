@@ -39,7 +39,8 @@ class MatchRules(ApiModel):
     header: HeaderMatch | None = None
     """A header with this value."""
     models: list[Annotated[str, Field(min_length=1, max_length=128)]] = Field(default=[], max_length=16)
-    """Requests for one of these model names (e.g. an adapter)."""
+    """Requests for one of these model names. Engines serve the model under each of them too; where
+    engine.extraArgs has --enable-lora they are adapters, which the trainer loads by these names."""
     session_prefix: Annotated[str, Field(min_length=1, max_length=128)] | None = None
     """Sessions whose id starts so."""
     body_field: FieldMatch | None = None

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from typing import TypeVar
 
+from rolloutpool_api.conditions import Condition, ConditionType
 from rolloutpool_api.planning import Role
 from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_api.spec import RolloutPoolSpec
@@ -147,9 +148,7 @@ def _report(
         generation=observed.generation,
         now=now,
     )
-    fresh_facts = {(item.type, item.status, item.reason) for item in conditions}
-    known_facts = {(item.type, item.status, item.reason) for item in stored.conditions}
-    if admission is stored.admission and fresh_facts <= known_facts:
+    if admission is stored.admission and _facts(conditions) <= _facts(stored.conditions):
         return None
     return AdmissionReport(
         admission=admission,
@@ -157,6 +156,15 @@ def _report(
         mixture=mixture,
         conditions=conditions,
     )
+
+
+def _facts(conditions: Iterable[Condition]) -> set[tuple[str, ...]]:
+    """What makes conditions worth a write: not their numbers, but which engines lack weights and why."""
+    spoken = ConditionType.WEIGHTS_CONSISTENT
+    return {
+        (item.type, item.status, item.reason, item.message if item.type is spoken else "")
+        for item in conditions
+    }
 
 
 def _caps_events(memory: PoolMemory, now: float) -> tuple[PoolEvent, ...]:

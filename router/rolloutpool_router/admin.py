@@ -16,7 +16,7 @@ from rolloutpool_router import debug
 from rolloutpool_router.answers import error_body, refusal_response
 from rolloutpool_router.app import Router
 from rolloutpool_router.core import identity
-from rolloutpool_router.core.outcomes import FAILED, NOT_READY, SHUTTING_DOWN
+from rolloutpool_router.core.outcomes import FAILED, NOT_READY, SHUTTING_DOWN, Outcome
 from rolloutpool_router.core.snapshot import take_snapshot
 from rolloutpool_router.core.weight_calls import stable_order
 from rolloutpool_router.wire.client import ConnectionLost, Unreachable, fetch
@@ -24,6 +24,8 @@ from rolloutpool_router.wire.client import ConnectionLost, Unreachable, fetch
 log = logging.getLogger(__name__)
 
 MODELS_TIMEOUT_SECONDS = 5.0
+CODES = {404: "not_found", 405: Outcome.WRONG_METHOD.value}
+"""Codes of errors of routing."""
 ROUTER = web.AppKey("router", Router)
 
 
@@ -56,7 +58,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
         return await handler(request)
     except web.HTTPException as error:
         hint = f"{request.method} {request.path}: {error.reason}"
-        body = error_body(hint, error_type="invalid_request_error", code="http_error")
+        code = CODES.get(error.status, "http_error")
+        body = error_body(hint, error_type="invalid_request_error", code=code)
         return web.Response(status=error.status, body=body, content_type="application/json")
     except Exception:
         log.exception("%s %s failed", request.method, request.path)
@@ -131,6 +134,7 @@ async def _snapshot(request: web.Request) -> web.Response:
         now=router.clock(),
         taken_at=time.time(),
         ignored_statuses=router.feed.ignored,
+        paused=router.pause.held,
     )
     if router.forwarding.peers.deserted:
         # What is in force is not what the revision says: the operator must not count on it.

@@ -7,10 +7,12 @@ from collections.abc import Mapping
 import msgspec
 from aiohttp import web
 
-from rolloutpool_router.core.outcomes import ERRORS, Refusal
+from rolloutpool_router.core.outcomes import DEFAULT_RETRY_AFTER_SECONDS, ERRORS, Refusal, error_object
 from rolloutpool_router.wire.server import Exchange
 
 JSON = ("Content-Type", "application/json")
+RETRY = {"Retry-After": str(DEFAULT_RETRY_AFTER_SECONDS), "x-should-retry": "true"}
+"""Headers of an answer that says that nothing was done, and that a later try may succeed."""
 
 
 def refuse(exchange: Exchange, refusal: Refusal, headers: Mapping[str, str] | None = None) -> None:
@@ -22,6 +24,14 @@ def refuse(exchange: Exchange, refusal: Refusal, headers: Mapping[str, str] | No
         return
     own = refusal_headers(refusal) | dict(headers or {})
     exchange.answer(refusal.http_status, [JSON, *own.items()], body)
+
+
+def break_off(exchange: Exchange, refusal: Refusal) -> None:
+    """Refuse a request; an answer that has begun is broken off, so that nobody takes it for whole."""
+    if exchange.started:
+        exchange.abort()
+    else:
+        refuse(exchange, refusal)
 
 
 def answer_json(exchange: Exchange, value: object) -> None:
@@ -48,7 +58,7 @@ def refusal_headers(refusal: Refusal) -> dict[str, str]:
     """Headers of a refusal: retryable ones say when and that to try again."""
     if not refusal.retryable:
         return {}
-    return {"Retry-After": str(refusal.retry_after_seconds), "x-should-retry": "true"}
+    return RETRY | {"Retry-After": str(refusal.retry_after_seconds)}
 
 
 def refusal_body(refusal: Refusal) -> bytes:
@@ -63,5 +73,5 @@ def refusal_body(refusal: Refusal) -> bytes:
 
 def error_body(message: str, *, error_type: str, code: str, param: str | None = None) -> bytes:
     """`{"error": {"message", "type", "param", "code"}}`."""
-    error = {"message": message, "type": error_type, "param": param, "code": code}
+    error = error_object(message, error_type=error_type, code=code, param=param)
     return msgspec.json.encode({"error": error})

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
 
 from rolloutpool_router import intake
-from rolloutpool_router.answers import answer_json, refuse
+from rolloutpool_router.answers import answer_json, break_off, refuse
 from rolloutpool_router.anywhere import Anywhere
 from rolloutpool_router.bodies import Budget, Fields, split
 from rolloutpool_router.core import identity
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-WRONG_METHOD = Refusal(Outcome.INVALID_BODY, "this path takes POST with a JSON object", status=405)
+WRONG_METHOD = Refusal(Outcome.WRONG_METHOD, "this path takes POST with a JSON object")
 FINISH_BODY_BYTES = 64 * 1024
 """Longest body of /finish_session that is read."""
 
@@ -59,17 +59,18 @@ class Router:
     forwarding: Forwarding
     kv_events: KvEvents
     clock: Clock
+    budget: Budget
+    """What is held of requests' bodies."""
     admin: Origin | None = None
     """Where the router's own pages are served, once they are."""
     weights: WeightSync | None = None
     """Weight synchronisation, where it is on."""
-    budget: Budget = field(default_factory=Budget)
     leaving: bool = False
     """True: not ready any more, so that no proxy sends new requests; those that come are served."""
     draining: bool = False
     """True: no new request is taken."""
     open_requests: int = 0
-    """Generations that were taken and have not ended, waiting ones too."""
+    """Requests for engines that were taken and have not ended, waiting ones too."""
     quiet: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when draining and the last open request has ended."""
 
@@ -83,17 +84,14 @@ class Router:
             elif target.kind is Kind.FINISH:
                 await self._finish(exchange, target)
             elif target.kind is Kind.ANY_ENGINE:
-                await self.anywhere.relay(exchange, target)
+                await self._anywhere(exchange, target)
             elif target.kind is Kind.WRONG_METHOD:
                 refuse(exchange, WRONG_METHOD, {"Allow": "POST"})
             else:
                 await self._to_admin(exchange)
         except Exception:
             log.exception("%s %s failed", head.method, head.path)
-            if exchange.started:
-                exchange.abort()
-            else:
-                refuse(exchange, FAILED)
+            break_off(exchange, FAILED)
 
     def settle(self) -> None:
         """Say so when draining is done."""
@@ -175,6 +173,14 @@ class Router:
         untouched = refusal.outcome in (Outcome.SHUTTING_DOWN, Outcome.NOT_READY)
         refuse(exchange, refusal, {NOT_SERVED: refusal.outcome.value} if untouched else None)
 
+    async def _anywhere(self, exchange: Exchange, target: Target) -> None:
+        self.open_requests += 1
+        try:
+            await self.anywhere.relay(exchange, target)
+        finally:
+            self.open_requests -= 1
+            self.settle()
+
     async def _finish(self, exchange: Exchange, target: Target) -> None:
         """End a session: named in the path, the query, or as requests name theirs. Always 200."""
         named: str | Refusal | None = target.session
@@ -182,8 +188,9 @@ class Router:
             named = in_query[0]
         if named is None:
             fields = split(await exchange.read_body(FINISH_BODY_BYTES) or b"{}")
-            named = identity.session_id(
-                exchange.head.headers.lower, fields if isinstance(fields, Fields) else {}
+            headers = exchange.head.headers
+            named = identity.repeated_session(headers.repeated) or identity.session_id(
+                headers.lower, fields if isinstance(fields, Fields) else {}
             )
         if not isinstance(named, str):
             why = named.message if named is not None else "no session is named: add ?session_id=..."
@@ -211,10 +218,7 @@ class Router:
                 await answer.relay(exchange, (), on_body=None)
         except (Unreachable, ConnectionLost) as error:
             log.warning("the router's own pages do not answer: %s", error)
-            if exchange.started:
-                exchange.abort()
-            else:
-                refuse(exchange, FAILED)
+            break_off(exchange, FAILED)
         return None
 
 
@@ -232,7 +236,7 @@ def build_router(
         StateCollector(controller, peers, clock, lambda: feed.ignored, lambda: feed.age_seconds)
     )
     pause = PauseGate()
-    upstream = Upstream()
+    upstream, budget = Upstream(), Budget()
     router = Router(
         name=name,
         gate=gate,
@@ -244,10 +248,11 @@ def build_router(
         generations=Generations(
             name, gate=gate, pause=pause, upstream=upstream, metrics=metrics, clock=clock, rng=rng
         ),
-        anywhere=Anywhere(gate, upstream, clock, rng),
+        anywhere=Anywhere(gate, upstream, budget, clock=clock, rng=rng),
         forwarding=Forwarding(peers, gate=gate, upstream=upstream, metrics=metrics, clock=clock),
         kv_events=KvEvents(controller.fleet.prefixes, lambda: controller.view),
         clock=clock,
+        budget=budget,
     )
     metrics.registry.register(KvCollector(router.kv_events))
     metrics.plane.requests = lambda: router.open_requests

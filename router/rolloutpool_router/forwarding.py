@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from rolloutpool_api.status import RouterShare
-from rolloutpool_router.answers import refuse
+from rolloutpool_router.answers import break_off, refuse
 from rolloutpool_router.bodies import BodyTooLong
 from rolloutpool_router.core.outcomes import Outcome, Refusal
 from rolloutpool_router.core.ownership import session_key
@@ -83,7 +83,8 @@ class Forwarding:
                         received.release()
                         return await self._relay(exchange, answer)
             except BodyTooLong:
-                return self._too_long(exchange)
+                break_off(exchange, TOO_LARGE)
+                return TOO_LARGE.outcome
             except (Unreachable, ConnectionLost) as error:
                 why = str(error)
             self._passed_over(peer.name, why)
@@ -91,14 +92,6 @@ class Forwarding:
                 refuse(exchange, LOST)
                 return LOST.outcome
         return None
-
-    @staticmethod
-    def _too_long(exchange: Exchange) -> Outcome:
-        if exchange.started:
-            exchange.abort()
-        else:
-            refuse(exchange, TOO_LARGE)
-        return TOO_LARGE.outcome
 
     @staticmethod
     def is_forwarded(exchange: Exchange) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
@@ -27,7 +27,7 @@ from rolloutpool_router.prefill import Prefills
 from rolloutpool_router.telemetry import Leg, Watch
 from rolloutpool_router.usage import UsageReader
 from rolloutpool_router.weights import PauseGate
-from rolloutpool_router.wire.client import Answer, ConnectionLost, Unreachable, Upstream
+from rolloutpool_router.wire.client import Answer, ConnectionLost, NotSent, Unreachable, Upstream
 from rolloutpool_router.wire.heads import decode, encode
 from rolloutpool_router.wire.server import Exchange
 
@@ -74,7 +74,7 @@ class Generations:
         self._gate = gate
         self._pause = pause
         self._fleet = gate.controller.fleet
-        self._legs = Legs(self._fleet, upstream)
+        self._legs = Legs(self._fleet, pause, upstream)
         self._prefills = Prefills(gate, self._legs, metrics, clock=clock, rng=rng)
         self._clock = clock
         self._warned: dict[str, float] = {}
@@ -102,7 +102,7 @@ class Generations:
         with _comments(exchange, intake, waits_for):
             if queued is not None:
                 return await self._gate.wait(queued)
-            if not await self._pause.wait_open():
+            if not await self._pause.wait_open(intake.arrival.class_name):
                 return SHUTTING_DOWN
             return await self._gate.enter(intake.arrival)
 
@@ -124,9 +124,21 @@ class Generations:
 
     async def _try_engine(self, turn: Turn) -> bool:
         """Have the session's engine answer; False if it has no place for it, so that it may go elsewhere."""
+        while True:
+            try:
+                return await self._try_once(turn)
+            except NotSent:
+                continue  # weights were synchronised before there was a connection: it waits for their end
+
+    async def _try_once(self, turn: Turn) -> bool:
+        """The same.
+
+        Raises:
+            NotSent: the pool was paused meanwhile; the engine has seen nothing of the request.
+        """
         data = await self._data(turn)
         if data is None:
-            turn.watch.outcome = Outcome.SHUTTING_DOWN
+            _refuse(turn.exchange, turn.watch, SHUTTING_DOWN)
             return True
         if isinstance(data, KeptAnswer):
             self._answer_kept(turn, data)
@@ -159,10 +171,7 @@ class Generations:
             self._lost(turn, EngineFault.STALLED if attempt.stalled else EngineFault.LOST, error)
         except BodyTooLong:
             turn.watch.outcome = TOO_LARGE.outcome
-            if turn.exchange.started:
-                turn.exchange.abort()
-            else:
-                refuse(turn.exchange, TOO_LARGE)
+            _end(turn, TOO_LARGE)
         except asyncio.CancelledError:
             ok = None
             raise
@@ -192,7 +201,7 @@ class Generations:
         if self._pause.is_open:
             return True
         with _comments(turn.exchange, turn.intake, comments.WEIGHTS):
-            return await self._pause.wait_open()
+            return await self._pause.wait_open(turn.intake.arrival.class_name)
 
     async def _relay(self, turn: Turn, answer: Answer) -> None:
         """Pass an answer on as it comes."""
@@ -204,6 +213,7 @@ class Generations:
         try:
             await answer.relay(turn.exchange, self._told(turn.entered), on_body=tap)
         finally:
+            turn.passed_on = answer.has_body
             if tap.reader.size:
                 watch.usage = tap.reader.usage()
         watch.outcome = Outcome.SERVED
@@ -239,15 +249,11 @@ class Generations:
             turn,
             f"took a request and {'fell silent' if fault is EngineFault.STALLED else 'went away'}: {error}",
         )
-        if turn.exchange.started:
-            return turn.exchange.abort()
         message = (
             f"engine {turn.entered.engine} went away after it had taken the request; it was not repeated, "
             "since it may have run: send it again if a second sample does no harm"
         )
-        return refuse(
-            turn.exchange, Refusal(Outcome.ENGINE_LOST, message), dict(_text(self._told(turn.entered)))
-        )
+        _end(turn, Refusal(Outcome.ENGINE_LOST, message), dict(_text(self._told(turn.entered))))
 
     def _warn(self, turn: Turn, what: str) -> None:
         """Tell of an engine's fault, once in a while: all its requests fail at once. Metrics count each."""
@@ -270,6 +276,14 @@ def _refuse(exchange: Exchange, watch: Watch, refusal: Refusal) -> None:
     watch.outcome = refusal.outcome
     if refusal.outcome is not Outcome.SHUTTING_DOWN or exchange.started:
         refuse(exchange, refusal)
+
+
+def _end(turn: Turn, refusal: Refusal, headers: Mapping[str, str] | None = None) -> None:
+    """Say why there is no answer, also in a stream that has only comments; break off one that has begun."""
+    if turn.exchange.started and (turn.passed_on or not turn.exchange.has_own_head):
+        turn.exchange.abort()
+    else:
+        refuse(turn.exchange, refusal, headers)
 
 
 def _comments(exchange: Exchange, intake: Intake, comment: bytes) -> AbstractContextManager[object]:

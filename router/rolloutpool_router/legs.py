@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from rolloutpool_router.core.fleet import Fleet
@@ -11,6 +12,7 @@ from rolloutpool_router.core.requests import Entered
 from rolloutpool_router.headers import headers_for_engine
 from rolloutpool_router.intake import Intake
 from rolloutpool_router.telemetry import Leg, Watch
+from rolloutpool_router.weights import PauseGate
 from rolloutpool_router.wire.client import Answer, Origin, Unreachable, Upstream
 from rolloutpool_router.wire.heads import encode, end_to_end
 from rolloutpool_router.wire.server import Exchange
@@ -35,13 +37,16 @@ class Turn:
     entered: Entered
     refused_by: dict[str, KeptAnswer] = field(default_factory=dict)
     """503 answers by engine."""
+    passed_on: bool = False
+    """The client may have got a piece of an engine's answer."""
 
 
 class Legs:
     """Sends requests to engines."""
 
-    def __init__(self, fleet: Fleet, upstream: Upstream) -> None:
+    def __init__(self, fleet: Fleet, pause: PauseGate, upstream: Upstream) -> None:
         self._fleet = fleet
+        self._pause = pause
         self._upstream = upstream
 
     def send(self, turn: Turn, leg: Leg, engine: str, data: bytes) -> Coroutine[Any, Any, Answer]:
@@ -49,6 +54,7 @@ class Legs:
 
         Raises:
             Unreachable: the engine has seen nothing of the request.
+            NotSent: nor here: weights were synchronised before there was a connection.
             ConnectionLost: it may have.
         """
         arrival, received, _ = turn.intake
@@ -64,7 +70,14 @@ class Legs:
         if not received.body.complete and leg is Leg.ENGINE:
             rest, length = received.body.rest(), received.body.length
         return self._upstream.request(
-            Origin.of(known.url), "POST", received.target.path, headers, data, rest=rest, length=length
+            Origin.of(known.url),
+            "POST",
+            received.target.path,
+            headers,
+            data,
+            rest=rest,
+            length=length,
+            may_send=partial(self._pause.has_stayed_open, self._pause.epoch),
         )
 
 

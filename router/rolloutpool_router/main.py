@@ -72,7 +72,7 @@ async def _run(args: argparse.Namespace) -> None:
 def _limits() -> Limits:
     """As many connections as there are files for, two for each request."""
     files = allow_open_files() - RESERVED_FILES
-    return Limits(max_connections=max(1, min(Limits.max_connections, files // 2)))
+    return Limits(max_connections=max(1, min(Limits().max_connections, files // 2)))
 
 
 def _watches(args: argparse.Namespace, router: Router) -> list[Work]:

@@ -188,12 +188,8 @@ class Metrics:
         """Count a generation that failed at an engine."""
         self.faults.labels(engine, fault.value).value += 1
 
-    def text(self) -> bytes:
-        """The exposition of GET /metrics."""
-        return generate_latest(self.registry)
-
     async def exposition(self) -> bytes:
-        """The same, written in a thread: with 256 engines that would hold all requests up for 50 ms."""
+        """The answer of GET /metrics, written in a thread: 256 engines would hold requests up for 50 ms."""
         now = CollectorRegistry()
         now.register(_Collected(list(self.registry.collect())))
         return await asyncio.to_thread(generate_latest, now)

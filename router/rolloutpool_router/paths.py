@@ -8,7 +8,10 @@ from typing import NamedTuple
 from urllib.parse import unquote
 
 SESSIONS = "/sessions/"
-"""`/sessions/{id}/v1/...`: the session in the path, for agents that can only be given a base URL."""
+"""`/sessions/{id}/v1/...`: the session in the path, for agents that can only be given a base URL.
+
+A class's prefix may come before it or after.
+"""
 
 GENERATIONS = frozenset(
     {
@@ -73,18 +76,24 @@ def read_target(method: str, path: str, query: str, prefixes: Mapping[str, str])
     """
     if not prefixes and not query and method == "POST" and path in _PLAIN:
         return _PLAIN[path]
-    class_name = None
-    for prefix, name in prefixes.items():
-        if path.startswith(prefix + "/"):
-            class_name, path = name, path.removeprefix(prefix)
-            break
+    class_name, path = _class_in(path, prefixes)
     session = None
     if path.startswith(SESSIONS):
         named, slash, rest = path.removeprefix(SESSIONS).partition("/")
         if named and slash:
             session, path = unquote(named, errors="replace"), "/" + rest
+            if class_name is None:
+                class_name, path = _class_in(path, prefixes)
     kind = _kind(method, path)
     return Target(kind, f"{path}?{query}" if query else path, session, class_name)
+
+
+def _class_in(path: str, prefixes: Mapping[str, str]) -> tuple[str | None, str]:
+    """The class whose prefix a path has, and the path without it."""
+    for prefix, name in prefixes.items():
+        if path.startswith(prefix + "/"):
+            return name, path.removeprefix(prefix)
+    return None, path
 
 
 def _kind(method: str, path: str) -> Kind:

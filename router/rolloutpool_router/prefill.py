@@ -23,14 +23,14 @@ from rolloutpool_router.legs import KeptAnswer, Legs, Turn, keep, verdict
 from rolloutpool_router.metrics import EngineFault, Metrics
 from rolloutpool_router.telemetry import Leg
 from rolloutpool_router.usage import BYTES_PER_TOKEN
-from rolloutpool_router.wire.client import ConnectionLost, Unreachable
+from rolloutpool_router.wire.client import ConnectionLost, NotSent, Unreachable
 
 TWO_LEGS = frozenset({"/v1/chat/completions", "/v1/completions", "/v1/responses", "/inference/v1/generate"})
 """Paths whose requests and answers carry kv_transfer_params in vLLM 0.32."""
 MOST_TRIES = 2
 """Prefill engines that are tried; then the session's engine computes the prompt."""
 LOST = KeptAnswer(502, [], b"")
-"""Stands for the answer of a prefill engine that went away: the session's engine computes the prompt."""
+"""Stands for the answer of a prefill engine that gave none: the session's engine computes the prompt."""
 
 
 class Prefills:
@@ -116,6 +116,8 @@ class Prefills:
         except ConnectionLost:
             ok = False
             turn.watch.failed(engine, EngineFault.LOST)
+            return LOST
+        except NotSent:
             return LOST
         finally:
             self._fleet.prefill_ended(engine, tokens)

@@ -81,7 +81,7 @@ async def serving(
         listening = await server.start(host, port)
         own = _background(router)
         if weights is not None:
-            sync = await _enter_weights(stack, router, weights, host=host, data_port=listening)
+            sync = await _enter_weights(stack, router, weights, host=host)
             own.append(sync.watch)
         await stack.enter_async_context(_running([*watches, *own]))
         try:
@@ -115,7 +115,7 @@ async def _running(works: Sequence[Work]) -> AsyncIterator[None]:
 
 
 async def _enter_weights(
-    stack: AsyncExitStack, router: Router, weights: WeightsPort, *, host: str, data_port: int
+    stack: AsyncExitStack, router: Router, weights: WeightsPort, *, host: str
 ) -> WeightSync:
     def limit() -> float:
         view = router.gate.controller.view
@@ -130,7 +130,7 @@ async def _enter_weights(
         TokenFile(weights.token_file),
         host=host,
         port=weights.port,
-        data_url=f"http://{LOOPBACK}:{data_port}",
+        data=router.handle,
     )
     port = await stack.enter_async_context(listener)
     log.info("weights are synchronised at %s:%d", host, port)

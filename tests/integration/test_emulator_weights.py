@@ -186,3 +186,35 @@ async def test_the_rest_answers_as_vllm_does(client: httpx.AsyncClient, engine: 
     assert (await client.post(f"{engine.url}/release_kv_cache_memory")).status_code == 500
     info = (await client.get(f"{engine.url}/server_info", params={"config_format": "json"})).json()
     assert info["vllm_config"]["model_config"]["dtype"] == "torch.bfloat16"
+
+
+async def test_an_update_that_failed_begins_anew_with_a_start(
+    client: httpx.AsyncClient, engine: Server
+) -> None:
+    """vLLM ends an update with its first failure: what is left of it is refused, and a new start is not."""
+
+    async def post(path: str, body: Any = None) -> int:
+        return (await client.post(engine.url + path, json=body)).status_code
+
+    weights = {"update_info": {"names": ["w"]}}
+    assert await post("/start_weight_update") == 200
+    assert await post("/update_weights", weights) == 500, "no transfer engine is there"
+    assert await post("/update_weights", weights) == 500
+    assert await post("/finish_weight_update") == 500
+    assert await post("/init_weight_transfer_engine", INIT) == 200
+    assert await post("/start_weight_update") == 200
+    assert await post("/update_weights", weights) == 200
+    assert await post("/finish_weight_update", {"weight_version": "2"}) == 200
+
+
+async def test_requests_of_every_api_are_aborted_by_the_id_of_their_answer(
+    client: httpx.AsyncClient, engine: Server
+) -> None:
+    ask = {"input": "Tell me.", "max_output_tokens": 400, "ignore_eos": True}
+    running = asyncio.create_task(
+        client.post(f"{engine.url}/v1/responses", json=ask, headers={"X-Request-Id": "mine"})
+    )
+    await started(engine)
+    aborted = await client.post(f"{engine.url}/abort_requests", json={"request_ids": ["resp_mine"]})
+    assert aborted.json() == {"status": "aborted", "aborted": 1}
+    assert (await running).json()["usage"]["output_tokens"] < 400

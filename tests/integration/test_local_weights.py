@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from rolloutpool_api.v1alpha1 import parse_pool
+from rolloutpool_cli.commands.local import ConsoleListener
+from rolloutpool_cli.console import progress
 from rolloutpool_cli.render import ready
 from rolloutpool_operator.local.events import EventRecord
 from rolloutpool_operator.local.folder import TOKEN_FILE
@@ -52,6 +54,23 @@ def with_weight_sync() -> dict[str, Any]:
     spec["engine"]["terminationGraceSeconds"] = 2
     spec["engine"]["rl"] = {"enabled": True, "tokenSecretRef": {"name": "not-used-locally"}}
     return manifest
+
+
+def test_the_console_says_where_the_token_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A local run has no Secrets: whoever named one must not go on looking for its value."""
+    body = with_weight_sync()
+    body["metadata"]["generation"] = 1
+    body["status"] = {
+        "observedGeneration": 1,
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Ready"}],
+        "endpoints": {"router": "http://r", "weights": "http://w"},
+    }
+    ConsoleListener(progress(), token_file=tmp_path / TOKEN_FILE).status_changed(body)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1:] == [
+        "Weight synchronisation: http://w",
+        f"Its token: {tmp_path / TOKEN_FILE} (engine.rl.tokenSecretRef is for clusters and is not read here)",
+    ]
 
 
 @pytest.mark.timeout(90)

@@ -6,13 +6,14 @@ import asyncio
 import gzip
 import io
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
 from aiohttp import web
+from multidict import CIMultiDict
 
 from rolloutpool_api.snapshot import AdmissionSnapshot
 from rolloutpool_router import bodies
@@ -184,13 +185,21 @@ BAD_INPUTS = [
     pytest.param(
         b"{}", RLVR | {"X-Session-ID": "x" * 300}, 400, "session_invalid", "at most 256", id="long-session"
     ),
+    pytest.param(
+        b"{}",
+        CIMultiDict([*RLVR.items(), ("Session-Id", "a"), ("Session-Id", "b")]),
+        400,
+        "session_invalid",
+        "session-id comes more than once",
+        id="two-sessions",
+    ),
 ]
 
 
 @pytest.mark.parametrize(("raw", "headers", "status", "code", "message"), BAD_INPUTS)
 async def test_bad_input_is_refused_with_what_to_send(
     raw: bytes,
-    headers: dict[str, str],
+    headers: Mapping[str, str],
     status: int,
     code: str,
     message: str,
@@ -208,25 +217,28 @@ async def test_bad_input_is_refused_with_what_to_send(
         assert error["type"] == "invalid_request_error"
         assert message in error["message"]
         assert engine.seen == []
-        assert f'outcome="{code}"}} 1.0' in router.router.metrics.text().decode()
+        assert f'outcome="{code}"}} 1.0' in (await router.router.metrics.exposition()).decode()
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "status"),
+    ("method", "path", "status", "code"),
     [
-        pytest.param("GET", "/nowhere", 404, id="unknown-path"),
-        pytest.param("GET", CHAT, 405, id="wrong-method"),
+        pytest.param("GET", "/nowhere", 404, "not_found", id="unknown-path"),
+        pytest.param("GET", CHAT, 405, "method_not_allowed", id="wrong-method"),
+        pytest.param("POST", "/metrics", 405, "method_not_allowed", id="wrong-method-of-a-page"),
     ],
 )
 async def test_wrong_paths_have_the_same_kind_of_error(
-    method: str, path: str, status: int, client: aiohttp.ClientSession, tmp_path: Path
+    method: str, path: str, status: int, code: str, client: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
     async with (
         running_router(tmp_path / "pool.json", pool_object({})) as router,
         client.request(method, router.url + path) as answer,
     ):
         assert answer.status == status
-        assert "message" in (await answer.json())["error"]
+        error = (await answer.json())["error"]
+        assert error.keys() == {"message", "type", "param", "code"}
+        assert error["code"] == code
 
 
 async def test_turns_of_a_session_stick_to_its_engine_and_keep_its_class(
@@ -293,13 +305,14 @@ async def test_a_finished_session_gives_its_permit_back(
             {"json": {"metadata": {"session_id": "agent-4"}}},
             {"params": {"session_id": "agent-1"}},
             {"data": b"no json"},
+            {"headers": CIMultiDict([("X-Session-ID", "agent-1"), ("X-Session-ID", "agent-2")])},
             {},
         ):
             async with client.post(finish, **kwargs) as answer:
                 assert answer.status == 200
                 answers.append((await answer.json())["finished"])
 
-        assert answers == [True, True, True, True, False, False, False]
+        assert answers == [True, True, True, True, False, False, False, False]
         assert len(table) == 0
 
 

@@ -170,7 +170,7 @@ async def test_a_permit_comes_back_after(
 
         await until(lambda: residents(router) == 0)
         assert len(engine.seen) == 3
-        text = router.router.metrics.text().decode()
+        text = (await router.router.metrics.exposition()).decode()
         assert f'rolloutpool_router_requests_total{{class="rlvr",outcome="{outcome}"}} 3.0' in text
 
 
@@ -215,7 +215,7 @@ async def test_a_client_that_hangs_up_stops_its_generation(
 
         await until(lambda: residents(router) == 0 and engine.in_flight == 0)
         assert engine.aborted == 1
-        assert 'outcome="client_gone"} 1.0' in router.router.metrics.text().decode()
+        assert 'outcome="client_gone"} 1.0' in (await router.router.metrics.exposition()).decode()
 
 
 async def test_a_client_that_hangs_up_before_the_answer_starts(

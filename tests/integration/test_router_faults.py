@@ -13,6 +13,7 @@ import pytest
 from aiohttp import web
 
 from rolloutpool_router.testing import FakeEngine, RunningRouter, pool_object, running_router, until
+from rolloutpool_testkit.connects import hold_connects
 
 CHAT = "/v1/chat/completions"
 BODY: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "hello"}]}
@@ -132,6 +133,29 @@ async def test_without_any_engine_requests_wait_for_one(
         await until(lambda: router.router.gate.waiting == 1)
         router.write(pool_object({"e0": engine.url}, caps=CAPS))
         assert await early == (200, "e0")
+
+
+async def test_a_request_whose_engine_and_class_are_gone_is_told(
+    client: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its connection was being made: there is no other engine, and nothing to wait for."""
+    async with (
+        FakeEngine().running() as engine,
+        running_router(tmp_path / "pool.json", pool_object({"e0": engine.url}, caps=CAPS)) as router,
+    ):
+        held = hold_connects(monkeypatch, router.router.upstream, engine.url, fail=True)
+        asking = asyncio.create_task(client.post(router.url + CHAT, json=BODY, headers=AGENT))
+        await until(lambda: held.begun and len(router.router.gate.controller.table) == 1)
+        pool = pool_object({}, caps={"rlvr": 4}, workloads=[{"name": "rlvr", "share": 1.0}], revision=2)
+        pool["metadata"]["generation"] = 2
+        router.write(pool)
+        await until(lambda: not router.router.gate.controller.fleet.engines)
+        held.go.set()
+        async with await asking as answer:
+            assert answer.status == 503
+            assert answer.headers["x-should-retry"] == "true"
+            assert (await answer.json())["error"]["code"] == "no_engine"
+        assert len(router.router.gate.controller.table) == 0
 
 
 def with_admission(pool: dict[str, Any], **fields: Any) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from aiohttp import web
 
 from rolloutpool_router.core.pd import REQUEST_PREFILL
 from rolloutpool_router.testing import FakeEngine, pool_object, running_router, until
+from rolloutpool_router.wire.client import Answer, Origin, Unreachable
 from rolloutpool_sim.testing import running_server
 
 CHAT = "/v1/chat/completions"
@@ -57,7 +58,7 @@ async def test_a_prompt_is_prefilled_and_its_parameters_are_handed_on(
     ):
         assert (await post(client, router.url, body))[0] == 200
         (first,), (second,) = prefill.seen, decode.seen
-        metrics = router.router.metrics.text().decode()
+        metrics = (await router.router.metrics.exposition()).decode()
 
     kept = {"model": "m", "messages": BODY["messages"], "cache_salt": "s"}
     assert first.body == kept | {"stream": False, "max_tokens": 1, "kv_transfer_params": REQUEST_PREFILL}
@@ -79,7 +80,7 @@ async def test_emulated_engines_hand_over_their_blocks(client: aiohttp.ClientSes
     ):
         answers = await asyncio.gather(*(post(client, router.url) for _ in range(12)))
         assert {status for status, _ in answers} == {200}
-        metrics = router.router.metrics.text().decode()
+        metrics = (await router.router.metrics.exposition()).decode()
         assert 'rolloutpool_router_prefills_total{where="remote"} 12.0' in metrics
         async with client.get(f"{decode.url}/metrics") as answer:
             decoded = await answer.text()
@@ -145,7 +146,7 @@ async def test_where_prefill_fails_the_decode_engine_does_it(
         assert (await post(client, router.url))[0] == 200
         assert len(prefill.seen) == 1
         assert decode.seen[0].body == BODY
-        assert 'where="fallback"} 1.0' in router.router.metrics.text().decode()
+        assert 'where="fallback"} 1.0' in (await router.router.metrics.exposition()).decode()
 
 
 async def test_another_prefill_engine_takes_over_for_one_that_is_down(
@@ -162,6 +163,33 @@ async def test_another_prefill_engine_takes_over_for_one_that_is_down(
             assert (await post(client, router.url))[0] == 200
         assert len(prefill.seen) == 6
         assert router.router.gate.controller.fleet.prefill_tokens == {}
+
+
+async def test_of_many_prefill_engines_that_are_down_two_are_tried(
+    client: aiohttp.ClientSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many there are: each may take its time to refuse."""
+    tried: list[Origin] = []
+    async with FakeEngine().running() as prefill, FakeEngine().running() as decode:
+        # They answer probes, so nobody knows before a request comes.
+        urls = {f"p{number}": prefill.url for number in range(6)}
+        roles = {"d": "decode"} | dict.fromkeys(urls, "prefill")
+        pool = pool_object(urls | {"d": decode.url}, caps=CAPS, roles=roles)
+        async with running_router(tmp_path / "pool.json", pool) as router:
+            upstream = router.router.upstream
+            request = upstream.request
+
+            async def refused(origin: Origin, method: str, *args: Any, **more: Any) -> Answer:
+                if origin == Origin.of(prefill.url) and method == "POST":
+                    tried.append(origin)
+                    raise Unreachable("no connection")
+                return await request(origin, method, *args, **more)
+
+            monkeypatch.setattr(upstream, "request", refused)
+            assert (await post(client, router.url))[0] == 200
+            assert len(tried) == 2
+            assert decode.seen[0].body == BODY
+            assert router.router.metrics.prefills.labels("fallback").value == 1
 
 
 async def test_what_the_prefill_engine_refuses_is_refused(

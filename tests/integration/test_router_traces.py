@@ -78,10 +78,10 @@ def environment(url: str) -> dict[str, str]:
     }
 
 
-async def generate(url: str, headers: Mapping[str, str] = HEADERS) -> int:
+async def generate(url: str, headers: Mapping[str, str] = HEADERS, path: str = CHAT) -> int:
     async with (
         aiohttp.ClientSession() as client,
-        client.post(url + CHAT, json=BODY, headers=headers) as answer,
+        client.post(url + path, json=BODY, headers=headers) as answer,
     ):
         await answer.read()
         return answer.status
@@ -142,6 +142,19 @@ async def test_a_failed_leg_and_what_became_of_its_request_are_told(tmp_path: Pa
     root = collector.named("generation")
     assert (root.status.code, root.status.message) == (2, "engine_lost")
     assert not root.parent_span_id
+
+
+async def test_neither_query_nor_session_of_the_path_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "pool.json"
+    async with Collector().running() as collector, FakeEngine().running() as engine:
+        write_pool(path, pool_object({"e0": engine.url}, caps={"rlvr": 4}))
+        async with router_process(path, environment=environment(collector.url)) as router:
+            asked = f"/sessions/s2{CHAT}?api_key=hidden-key"
+            assert await generate(router.url, {"X-Rollout-Class": "rlvr"}, asked) == 200
+            await until(lambda: len(collector.spans) >= 3)
+    assert engine.seen[0].path == f"{CHAT}?api_key=hidden-key"
+    assert values(collector.named("generation"))["url.path"] == CHAT
+    assert "hidden-key" not in str(collector.spans)
 
 
 async def test_the_last_spans_leave_before_the_process_ends(tmp_path: Path) -> None:

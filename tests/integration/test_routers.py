@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import io
+import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,10 +15,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
+from rolloutpool_router.bodies import WINDOW_BYTES
 from rolloutpool_router.core.ownership import ranking, session_key
 from rolloutpool_router.headers import FORWARDED
 from rolloutpool_router.listed_routers import watch_listed
 from rolloutpool_router.testing import FakeEngine, RunningRouter, pool_object, running_router, until
+from rolloutpool_router.wire.testing import RawClient, RawEngine
+from rolloutpool_testkit.connects import hold_connects
 
 NAMES = ("r0", "r1", "r2")
 CAPS = {"rlvr": 90, "rlhf": 90, "agentic": 90}
@@ -305,6 +310,84 @@ async def test_a_router_that_shuts_down_passes_on_what_waits_and_what_comes(
         assert len(engine.seen) == 8
 
 
+async def test_a_request_that_looks_for_another_engine_is_handed_over(
+    client: aiohttp.ClientSession, fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It had entered, its engine did not take it, and its router shuts down while none is up."""
+    leaving = fleet.routers["r0"].router
+    session = next(f"s{number}" for number in range(99) if order(f"s{number}")[0] == "r0")
+    held = hold_connects(monkeypatch, leaving.upstream, fleet.engine.url, fail=True)
+    asking = asyncio.create_task(post(client, fleet.routers["r0"], session))
+    await until(lambda: held.begun and fleet.resident("r0", session))
+    held.go.set()
+    await until(lambda: leaving.gate.waiting == 1)
+    assert fleet.resident("r0", session), "it waits with its permit"
+    leaving.draining = True
+    leaving.turn_away()
+    assert await asking == (200, order(session)[1])
+    assert len(fleet.engine.seen) == 1
+    assert not fleet.resident("r0", session)
+    assert leaving.open_requests == 0
+
+
+LONG_BODY = json.dumps(BODY | {"more": "x" * 3 * WINDOW_BYTES}).encode()
+"""It is passed on before all of it has come."""
+
+
+@asynccontextmanager
+async def second_of_two(
+    folder: Path, engine: FakeEngine, owner_url: str
+) -> AsyncIterator[tuple[RunningRouter, str]]:
+    """A router, and a session that belongs to another one at `owner_url`."""
+    pool = pool_object({"e0": engine.url}, caps=CAPS, policy="MISA")
+    async with running_router(folder / "pool.json", pool, name="r1") as router:
+        pool["spec"]["router"] = {"replicas": 2}
+        admission = pool["status"]["admission"] | {"revision": 2}
+        admission["routers"] = [{"name": "r0", "url": owner_url}, {"name": "r1", "url": router.url}]
+        admission["engines"][0]["grants"] = ["333 30 30 30"] * 2
+        pool["status"]["admission"] = admission
+        router.write(pool)
+        await until(lambda: applied(router) == 2)
+        names = (f"s{number}" for number in range(99))
+        yield router, next(name for name in names if ranking(session_key(name), ("r0", "r1"))[0] == "r0")
+
+
+def long_request(session: str) -> dict[str, Any]:
+    """Of a body beyond the window, whose length is told."""
+    return {"data": io.BytesIO(LONG_BODY), "headers": RLVR | {"X-Session-ID": session}}
+
+
+async def test_a_long_body_whose_owner_is_gone_is_served_here(
+    client: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async with (
+        FakeEngine().running() as engine,
+        second_of_two(tmp_path, engine, "http://127.0.0.1:9") as (router, session),
+    ):
+        async with client.post(router.url + CHAT, **long_request(session)) as answer:
+            assert (answer.status, answer.headers["X-RolloutPool-Router"]) == (200, "r1")
+        assert engine.seen[0].raw == LONG_BODY
+
+
+async def test_a_long_body_whose_owner_goes_half_way_is_told(
+    client: aiohttp.ClientSession, tmp_path: Path
+) -> None:
+    async def goes(caller: RawClient) -> None:
+        await caller.until(b"\r\n\r\n")
+        await caller.exactly(WINDOW_BYTES + 1_000_000)  # more than what was held back
+        caller.reset()
+
+    async with (
+        FakeEngine().running() as engine,
+        RawEngine(goes).running() as owner,
+        second_of_two(tmp_path, engine, f"http://127.0.0.1:{owner.port}") as (router, session),
+    ):
+        async with client.post(router.url + CHAT, **long_request(session)) as answer:
+            assert (answer.status, (await answer.json())["error"]["code"]) == (502, "router_lost")
+        assert engine.seen == []
+        assert router.router.open_requests == 0
+
+
 async def test_a_session_that_moves_to_a_new_router_keeps_its_engine(
     client: aiohttp.ClientSession, tmp_path: Path
 ) -> None:
@@ -343,7 +426,7 @@ async def test_a_router_that_is_not_listed_passes_everything_on(
     for number in range(6):
         _, served = await post(client, fleet.routers["r0"], f"s{number}")
         assert served in ("r1", "r2")
-    text = fleet.routers["r0"].router.metrics.text().decode()
+    text = (await fleet.routers["r0"].router.metrics.exposition()).decode()
     assert "rolloutpool_router_listed 0.0" in text
 
 

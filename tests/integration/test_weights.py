@@ -20,6 +20,7 @@ from rolloutpool_router.weights.listener import MAX_BODY_BYTES
 from rolloutpool_router.weights.testing import CAPS, TOKEN, FakeTrainable, Pool, running_pool
 
 INIT = {"init_info": {"master_address": "h", "master_port": 1, "rank_offset": 1, "world_size": 7}}
+CHAT = "/v1/chat/completions"
 PHASES = ("/start_weight_update", "/update_weights", "/finish_weight_update")
 
 
@@ -97,7 +98,7 @@ async def test_requests_wait_while_the_pool_is_paused(tmp_path: Path) -> None:
         waiting = [asyncio.create_task(pool.generate(session)) for session in ("s", "t", "u")]
         await until(lambda: pool.router.router.pause.waiting == 3)
         assert sum(engine.arrived for engine in engines) == 1
-        metrics = pool.router.router.metrics.text().decode()
+        metrics = (await pool.router.router.metrics.exposition()).decode()
         assert (await pool.get("/is_paused")) == (200, {"is_paused": True})
         await pool.call("/resume")
         assert [status for status, _ in await asyncio.gather(*waiting)] == [200, 200, 200]
@@ -120,7 +121,7 @@ async def test_a_pause_that_fails_on_one_engine_is_undone(tmp_path: Path, fault:
     async with three(tmp_path) as (pool, engines):
         engines[2].faults["/pause"] = fault
         status, body = await pool.call("/pause")
-        assert status == (fault or 502)
+        assert (status, body["error"]["code"]) == (fault or 502, "engine_call_failed")
         assert [item["ok"] for item in body["results"]] == [True, True, False]
         assert [item["engine"] for item in body["undone"]] == ["e-0", "e-1"]
         assert [engine.paused for engine in engines] == [False, False, False]
@@ -209,7 +210,8 @@ async def test_an_update_is_not_sent_to_a_group_that_lost_an_engine(tmp_path: Pa
         await until(lambda: len(pool.router.router.gate.controller.fleet.engines) == 2)
         status, body = await pool.call("/update_weights", {"update_info": {}})
         assert status == 409
-        assert "e-1 is not there" in body["error"]
+        assert body["error"]["code"] == "weight_group_broken"
+        assert "e-1 is not there" in body["error"]["message"]
         assert all("/update_weights" not in engine.paths() for engine in engines)
 
 
@@ -309,6 +311,7 @@ async def test_nobody_gets_in_without_the_token(tmp_path: Path, authorization: s
             async with stranger.request(method, pool.url + path) as answer:
                 assert answer.status == 401
                 assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+                assert (await answer.json())["error"]["code"] == "unauthorized"
         async with stranger.get(pool.url + "/health") as answer:
             assert answer.status == 200
         assert all(engine.calls == [] for engine in engines)
@@ -338,20 +341,28 @@ async def test_the_token_may_be_a_password_and_may_change(
 
 
 @pytest.mark.parametrize(
-    ("method", "path", "body", "status"),
+    ("method", "path", "body", "expected"),
     [
-        pytest.param("GET", "/pause", None, 405, id="wrong method"),
-        pytest.param("POST", "/init_weight_transfer_engine", [], 400, id="no object"),
-        pytest.param("POST", "/update_weights", {"update_info": [{}]}, 400, id="a list by worker"),
-        pytest.param("POST", "/no_such_call", {}, 404, id="unknown"),
+        pytest.param("GET", "/pause", None, (405, "method_not_allowed"), id="wrong method"),
+        pytest.param("POST", "/init_weight_transfer_engine", [], (400, "invalid_call"), id="no object"),
+        pytest.param(
+            "POST", "/update_weights", {"update_info": [{}]}, (400, "invalid_call"), id="a list by worker"
+        ),
+        pytest.param("POST", "/no_such_call", {}, (404, "not_found"), id="unknown"),
+        pytest.param("GET", CHAT, None, (405, "method_not_allowed"), id="data"),
+        pytest.param("POST", CHAT, {"model": "m"}, (400, "class_missing"), id="data without a class"),
     ],
 )
-async def test_bad_calls_reach_no_engine(
-    tmp_path: Path, method: str, path: str, body: Any, status: int
+async def test_bad_calls_reach_no_engine_and_their_errors_have_one_shape(
+    tmp_path: Path, method: str, path: str, body: Any, expected: tuple[int, str]
 ) -> None:
     async with three(tmp_path) as (pool, engines):
-        assert (await pool.call(path, body, method=method))[0] == status
+        status, answer = await pool.call(path, body, method=method)
+        assert (status, answer["error"]["code"]) == expected
+        assert answer["error"].keys() == {"message", "type", "param", "code"}
+        assert answer["error"]["type"] == "invalid_request_error"
         assert all(engine.calls == [] for engine in engines)
+        assert all(engine.arrived == 0 for engine in engines)
 
 
 async def test_lora_adapters_and_other_calls_reach_all_engines(tmp_path: Path) -> None:
@@ -374,9 +385,11 @@ async def test_health_waits_for_every_engine(tmp_path: Path) -> None:
         running_pool(tmp_path, {"e-0": engine.url, "e-1": "http://127.0.0.1:9"}) as pool,
     ):
         await until(lambda: pool.sync.missing() == ["e-1"])
-        status, body = await pool.get("/health")
-        assert status == 503
-        assert "e-1" in body["error"]["message"]
+        async with pool.client.get(pool.url + "/health") as answer:
+            error = (await answer.json())["error"]
+            assert (answer.status, answer.headers["x-should-retry"]) == (503, "true")
+        assert (error["type"], error["code"]) == ("overloaded_error", "not_ready")
+        assert "e-1" in error["message"]
         # Those that are there can be paused all the same.
         assert (await pool.call("/pause"))[0] == 200
         await pool.call("/resume")

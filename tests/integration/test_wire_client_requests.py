@@ -8,7 +8,14 @@ import pytest
 from rolloutpool_router.testing import until
 from rolloutpool_router.wire.client import ConnectionLost
 from rolloutpool_router.wire.server import Exchange
-from rolloutpool_router.wire.testing import RawClient, RawEngine, running_server, saying, whole_upstream
+from rolloutpool_router.wire.testing import (
+    RawClient,
+    RawEngine,
+    running_server,
+    saying,
+    talk,
+    whole_upstream,
+)
 from rolloutpool_testkit.loops import on_both_loops
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nok"
@@ -128,7 +135,7 @@ async def test_the_body_goes_on_while_the_answer_comes() -> None:
     async def echo(exchange: Exchange) -> None:
         exchange.start(200, [])
         async for piece in exchange.body_rest():
-            await exchange.write(piece)
+            exchange.write_piece(piece)
         exchange.end()
 
     answered = asyncio.Event()
@@ -138,13 +145,13 @@ async def test_the_body_goes_on_while_the_answer_comes() -> None:
         await answered.wait()
         yield b"two"
 
-    async with running_server(echo) as running, whole_upstream() as upstream:
-        answer = await upstream.request(running.origin, "POST", "/", [], rest=body())
-        said = b""
-        async for piece in answer.pieces():
-            said += piece
-            answered.set()
-        assert said == b"one two"
+    async def proxy(exchange: Exchange) -> None:
+        async with await upstream.request(engine.origin, "POST", "/", [], rest=body()) as answer:
+            await answer.relay(exchange, on_body=lambda _: answered.set())
+
+    async with running_server(echo) as engine, whole_upstream() as upstream, running_server(proxy) as running:
+        said = await talk(running.port, b"GET / HTTP/1.0\r\n\r\n")
+        assert said.endswith(b"\r\n\r\none two")
 
 
 @on_both_loops

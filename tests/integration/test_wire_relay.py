@@ -53,7 +53,7 @@ class Proxy:
             body = await exchange.read_body(self.read_limit)
             if self.first_says:
                 exchange.start(200, [("Content-Type", "text/event-stream")])
-                await exchange.write(self.first_says)
+                exchange.write_piece(self.first_says)
             rest = None if exchange.body_complete else exchange.body_rest()
             async with await self.upstream.request(
                 self.origin,

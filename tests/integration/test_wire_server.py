@@ -2,13 +2,14 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
 from rolloutpool_router.testing import until
-from rolloutpool_router.wire.server import Exchange, Limits
+from rolloutpool_router.wire.server import MOST_AT_ONCE, Exchange, Limits
 from rolloutpool_router.wire.testing import Held, echo, raw_client, running_server, talk
 from rolloutpool_testkit.loops import on_both_loops
 
@@ -173,7 +174,7 @@ async def test_a_stream() -> None:
     async def handler(exchange: Exchange) -> None:
         exchange.start(200, [("Content-Type", "text/event-stream"), ("Content-Length", "7")])
         for piece in (b"data: 1\n\n", b"", b"data: 2\n\n"):
-            await exchange.write(piece)
+            exchange.write_piece(piece)
         exchange.end()
 
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n"
@@ -187,36 +188,13 @@ async def test_a_stream() -> None:
         assert said == head + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
 
 
-@on_both_loops
-async def test_writing_waits_for_a_slow_reader() -> None:
-    written = 0
-
-    async def handler(exchange: Exchange) -> None:
-        nonlocal written
-        exchange.start(200, [])
-        for _ in range(300):
-            await exchange.write(b"x" * 100_000)
-            written += 1
-        exchange.end()
-
-    async with running_server(handler) as running, raw_client(running.port) as client:
-        client.reader._transport.pause_reading()  # type: ignore[attr-defined]
-        await client.send(CLOSE)
-        await until(lambda: written > 0)
-        for _ in range(200):
-            await asyncio.sleep(0)
-        assert written < 300
-        client.reader._transport.resume_reading()  # type: ignore[attr-defined]
-        assert (await client.rest()).count(b"x") == 30_000_000
-
-
 async def fails(_: Exchange) -> None:
     raise RuntimeError("broken handler")
 
 
 async def fails_later(exchange: Exchange) -> None:
     exchange.start(200, [])
-    await exchange.write(b"beginning")
+    exchange.write_piece(b"beginning")
     raise RuntimeError("broken handler")
 
 
@@ -226,7 +204,7 @@ async def forgets(_: Exchange) -> None:
 
 async def aborts(exchange: Exchange) -> None:
     exchange.start(200, [])
-    await exchange.write(b"beginning")
+    exchange.write_piece(b"beginning")
     exchange.abort()
 
 
@@ -325,3 +303,29 @@ async def test_close_cancels_and_waits() -> None:
         await running.server.close()
         assert ended == ["whole"]
         assert running.server.connections == 0
+
+
+class Idle:
+    """Stands for a connection; how often its limits were looked at."""
+
+    def __init__(self) -> None:
+        self.looked_at: list[float] = []
+
+    def sweep(self, now: float) -> None:
+        self.looked_at.append(now)
+
+
+@on_both_loops
+async def test_many_connections_are_looked_at_some_at_a_time() -> None:
+    """Each has its turn, and no look holds up everything else."""
+    idle = [Idle() for _ in range(3 * MOST_AT_ONCE + 10)]
+    async with running_server(echo, replace(QUICK, sweep_seconds=0.05)) as running:
+        for one in idle:
+            running.server.add(one)  # type: ignore[arg-type]
+        await until(lambda: all(len(one.looked_at) >= 3 for one in idle))
+        for one in idle:
+            running.server.remove(one)  # type: ignore[arg-type]
+    at_once = Counter(now for one in idle for now in one.looked_at)
+    assert max(at_once.values()) <= MOST_AT_ONCE
+    often = [len(one.looked_at) for one in idle]
+    assert max(often) - min(often) <= 1

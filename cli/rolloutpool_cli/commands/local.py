@@ -21,7 +21,7 @@ from rolloutpool_api.v1alpha1 import RolloutPool, parse_pool
 from rolloutpool_cli.console import USAGE_ERROR, fail, manifest_error, output, progress
 from rolloutpool_cli.render import Event, describe, ready, ready_message
 from rolloutpool_operator.local.events import EventRecord
-from rolloutpool_operator.local.folder import FolderLock, default_folder, running_pid
+from rolloutpool_operator.local.folder import TOKEN_FILE, FolderLock, default_folder, running_pid
 from rolloutpool_operator.local.manifest import InvalidManifest
 from rolloutpool_operator.local.options import InvalidOptions, LocalOptions, parse_engines
 from rolloutpool_operator.local.ports import router_port
@@ -35,6 +35,8 @@ app = typer.Typer(
     invoke_without_command=True,
     help="Run a pool on this machine, without Kubernetes: engines and router as processes.",
 )
+TOKEN_NOTE = "engine.rl.tokenSecretRef is for clusters and is not read here"
+
 StateDir = Annotated[
     Path,
     typer.Option(
@@ -85,7 +87,7 @@ def local(
         return
     if file is None:
         fail("give the pool's manifest: rolloutpool local -f pool.yaml", code=USAGE_ERROR)
-    listener = ConsoleListener(progress())
+    listener = ConsoleListener(progress(), token_file=state_dir.absolute() / TOKEN_FILE)
     try:
         with FolderLock(state_dir.absolute()) as lock:
             options = LocalOptions(
@@ -147,9 +149,10 @@ def stop(state_dir: StateDir) -> None:
 class ConsoleListener:
     """Prints events, and what the pool waits for while it is not Ready."""
 
-    def __init__(self, console: Console) -> None:
-        """Print to `console`."""
+    def __init__(self, console: Console, *, token_file: Path) -> None:
+        """Print to `console`; `token_file` has the token of weight synchronisation."""
         self._console = console
+        self._token_file = token_file
         self._pool: RolloutPool | None = None
         self._spinner: Status | None = None
         self._told = False
@@ -164,6 +167,7 @@ class ConsoleListener:
             output().print(f"Ready. Base URL for trainers: {pool.status.endpoints.router}/v1")
             if pool.status.endpoints.weights:
                 output().print(f"Weight synchronisation: {pool.status.endpoints.weights}")
+                output().print(f"Its token: {self._token_file} ({TOKEN_NOTE})")
             if not self._told:
                 self._console.print("Watch it with `rolloutpool local status`; Ctrl-C ends everything.")
             self._told = True

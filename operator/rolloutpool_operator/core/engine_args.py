@@ -48,7 +48,8 @@ def engine_args(
     """
     return (
         model_argument(spec),
-        *_flag("--served-model-name", spec.model.name),
+        "--served-model-name",
+        *served_names(spec),
         *_flag("--host", host),
         *_flag("--port", port),
         *_flag("--tensor-parallel-size", group.tensor_parallel),
@@ -62,6 +63,8 @@ def engine_args(
         *_flag("--shutdown-timeout", shutdown_seconds(spec)),
         # Tells the router what of a session's history was still cached (core/retention.py).
         "--enable-prompt-tokens-details",
+        # Without it vLLM answers 403 to /inference/v1/generate and to renderings, which trainers use.
+        "--enable-scale-out",
         *spec.engine.extra_args,
     )
 
@@ -97,6 +100,19 @@ def engine_env(
     if spec.engine.rl.enabled:
         env["VLLM_SERVER_DEV_MODE"] = "1"
     return env | {item.name: item.value for item in spec.engine.env if item.value is not None}
+
+
+def served_names(spec: RolloutPoolSpec) -> tuple[str, ...]:
+    """Names that engines answer to: the model's, and those by which workloads know their requests.
+
+    Where engines take adapters (`--enable-lora` among the user's arguments), names of workloads are taken for
+    adapters and left out: vLLM looks a name up among its own first, so it would never ask the adapter.
+    """
+    flags = (argument.partition("=")[0].replace("_", "-") for argument in spec.engine.extra_args)
+    if "--enable-lora" in flags:
+        return (spec.model.name,)
+    matched = (name for workload in spec.workloads for name in workload.match.models)
+    return tuple(dict.fromkeys((spec.model.name, *matched)))
 
 
 def engine_revision(spec: RolloutPoolSpec) -> str:

@@ -6,12 +6,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from rolloutpool_api.conditions import Condition, ConditionStatus, ConditionType
-from rolloutpool_api.moments import unix_seconds
+from rolloutpool_api.moments import rfc3339, unix_seconds
 from rolloutpool_api.snapshot import AdmissionSnapshot, SnapshotWeights
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import AdmissionStatus, ClassShare, MixtureStatus
 from rolloutpool_operator.core import reasons
 from rolloutpool_operator.core.conditions import condition
+from rolloutpool_operator.core.throttling import throttled
 from rolloutpool_router.core.control import Merged
 from rolloutpool_router.core.mixture import drift_percentage_points
 
@@ -23,6 +24,8 @@ FAILURES = 3
 """Failed reads in a row that make a router or an engine count as unreachable."""
 LONG_PAUSE_SECONDS = 60.0
 """A pause longer than this is told of: every step of a trainer has a short one."""
+MOST_REASON = 120
+"""Characters of an engine's reason that a condition shows; GET /weights has all."""
 STALE_SECONDS = 30.0
 """How long a router may enforce an older revision than the status holds, in seconds."""
 
@@ -63,44 +66,23 @@ def informational(
     generation: int,
     now: float,
 ) -> tuple[Condition, ...]:
-    """AdmissionThrottled, MixtureDrifting, WeightsConsistent and Degraded, which leave the pool Ready."""
+    """AdmissionThrottled, MixtureDrifting, WeightsConsistent and Degraded.
+
+    They leave the pool Ready, but for WeightsConsistent where no engine may be sent requests.
+    """
     stale = _stale(admission, snapshots, now)
+    weights = next((item.weights for item in snapshots if item.weights), None)
     found = []
     if admission:
-        found.append(_throttled(admission, generation))
+        found.append(throttled(spec, admission, snapshots, generation))
     if mixture:
         found.append(_drifting(spec, mixture, before, generation))
-    found += [_weights(item.weights, generation) for item in snapshots if item.weights][:1]
+    if weights:
+        found.append(_weights(weights, generation))
     degraded = _degraded(trouble, stale, generation)
     if degraded.status is ConditionStatus.TRUE or not trouble.doubtful:
         found.append(degraded)
     return tuple(found)
-
-
-def _throttled(admission: AdmissionStatus, generation: int) -> Condition:
-    waiting = [item for item in admission.classes if item.waiting]
-    if not waiting:
-        return condition(
-            ConditionType.ADMISSION_THROTTLED, False, reasons.NOT_THROTTLED, "no session waits", generation
-        )
-    words = "; ".join(
-        f"{item.name}: {item.waiting} wait (longest {item.oldest_wait_seconds} s), "
-        f"{item.active} of {item.cap} resident"
-        for item in waiting
-    )
-    return condition(
-        ConditionType.ADMISSION_THROTTLED, True, reasons.CAPS_REACHED, words + _pressed(admission), generation
-    )
-
-
-def _pressed(admission: AdmissionStatus) -> str:
-    """How much pressure takes away on the worst engine; empty where there is none."""
-    worst = max(admission.engines, key=lambda engine: engine.pressure, default=None)
-    if worst is None or not worst.pressure:
-        return ""
-    pressed = sum(engine.pressure > 0 for engine in admission.engines)
-    engines = f"{pressed} of {len(admission.engines)} engines"
-    return f"; KV pressure on {engines}, at most {worst.pressure} % ({worst.name})"
 
 
 def _drifting(
@@ -125,16 +107,33 @@ def _weights(weights: SnapshotWeights, generation: int) -> Condition:
     """Whether all engines have the pool's weights, as the one router says that may synchronise them."""
     kind, lagging = ConditionType.WEIGHTS_CONSISTENT, weights.stale_engines
     version = f"weights {weights.version!r}" if weights.version else "the same weights"
+    first = f"{lagging[0]} {_cut(weights.stale_because)}" if lagging else ""
+    if weights.unserved_since is not None:
+        words = (
+            f"none of the engines that answer has the pool's weights since {rfc3339(weights.unserved_since)}"
+            f" ({_count(len(lagging), 'engine')} without them: {_names(lagging)};"
+            f" {first}); requests wait in the router until"
+            " the trainer has sent a whole weight update again: /start_weight_update, /update_weights,"
+            " /finish_weight_update, and /resume if it paused the pool; GET /weights on the weight port has"
+            " every engine's reason"
+        )
+        return condition(kind, False, reasons.NO_ENGINE_HAS_CURRENT_WEIGHTS, words, generation)
     if lagging:
         words = (
-            f"{_count(len(lagging), 'engine')} without the pool's weights ({_names(lagging)}): no request"
-            " goes there before the next weight update, or until GET /weight_info names the pool's version"
+            f"{_count(len(lagging), 'engine')} without the pool's weights ({_names(lagging)};"
+            f" {first}): no request goes there before the next weight update,"
+            " or until GET /weight_info names the pool's version"
         )
         return condition(kind, False, reasons.STALE_WEIGHTS, words, generation)
     if weights.paused_seconds > LONG_PAUSE_SECONDS:
         words = f"all engines have {version}; a trainer has paused the pool for over {LONG_PAUSE_SECONDS:g} s"
         return condition(kind, True, reasons.LONG_PAUSE, words, generation)
     return condition(kind, True, reasons.SAME_WEIGHTS, f"all engines have {version}", generation)
+
+
+def _cut(reason: str) -> str:
+    """A reason, which may quote an engine's answer, so short that the advice after it is read."""
+    return reason if len(reason) <= MOST_REASON else reason[: MOST_REASON - 1] + "…"
 
 
 def _count(number: int, noun: str) -> str:

@@ -23,7 +23,7 @@ PAUSED = "Paused"
 AUTO_APPLY_OFF = "AutoApplyOff"
 APPLY_FAILED = "ApplyFailed"
 
-# PrefillReady, DecodeReady, RouterReady, Ready
+# PrefillReady, DecodeReady, RouterReady, Ready (which also takes NoEngineHasCurrentWeights)
 ALL_READY = "AllReady"
 STARTING = "Starting"
 ROUTER_MISSING = "RouterMissing"
@@ -31,6 +31,9 @@ READY = "Ready"
 
 # AdmissionThrottled, MixtureDrifting, Degraded
 CAPS_REACHED = "CapsReached"
+HELD_FOR_MIXTURE = "HeldForMixture"
+HELD_BY_PAUSE = "HeldByPause"
+NO_ENGINE_UP = "NoEngineUp"
 NOT_THROTTLED = "NotThrottled"
 BEYOND_TOLERANCE = "BeyondTolerance"
 WITHIN_TOLERANCE = "WithinTolerance"
@@ -42,6 +45,7 @@ HEALTHY = "Healthy"
 # WeightsConsistent
 SAME_WEIGHTS = "SameWeights"
 STALE_WEIGHTS = "StaleWeights"
+NO_ENGINE_HAS_CURRENT_WEIGHTS = "NoEngineHasCurrentWeights"
 LONG_PAUSE = "LongPause"
 
 # Events that are no condition's reason

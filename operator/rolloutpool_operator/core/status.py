@@ -24,6 +24,7 @@ from rolloutpool_operator.core import reasons
 from rolloutpool_operator.core.choosing import PlanChoice
 from rolloutpool_operator.core.conditions import (
     Applying,
+    condition,
     invalid_conditions,
     planned_engines,
     planned_replicas,
@@ -37,6 +38,7 @@ from rolloutpool_router.core.caps import UNLIMITED
 INFORMATIONAL = (
     ConditionType.ADMISSION_THROTTLED,
     ConditionType.MIXTURE_DRIFTING,
+    ConditionType.WEIGHTS_CONSISTENT,
     ConditionType.DEGRADED,
 )
 """Conditions of the admission loop; they stay as stored until it has something to say."""
@@ -112,12 +114,14 @@ def compose(
     fresh = _revision(report.admission) > known == report.base_revision
     admission = report.admission if fresh else stored.admission
     mixture = report.mixture if fresh else stored.mixture
-    told = {item.type for item in report.conditions}
-    kept = (item for item in stored.conditions if item.type in INFORMATIONAL and item.type not in told)
-    conditions = (*part.conditions, *report.conditions, *kept)
+    informing = _informing(part, report, stored)
+    unserved = next(
+        (item for item in informing if item.reason == reasons.NO_ENGINE_HAS_CURRENT_WEIGHTS), None
+    )
+    conditions = (*_with_weights(part.conditions, unserved), *informing)
     return RolloutPoolStatus(
         observed_generation=part.generation,
-        phase=part.phase,
+        phase="Degraded" if unserved is not None and part.phase == "Ready" else part.phase,
         conditions=list(with_transition_times(conditions, stored.conditions, now=now)),
         plan=part.plan,
         roles=list(part.roles),
@@ -131,6 +135,37 @@ def compose(
 def status_patch(stored: RolloutPoolStatus, new: RolloutPoolStatus) -> dict[str, Any]:
     """Merge patch of the status, empty if nothing changed."""
     return merge_patch(stored.to_wire(), new.to_wire())
+
+
+def _informing(part: Structure, report: AdmissionReport, stored: RolloutPoolStatus) -> tuple[Condition, ...]:
+    """What the admission loop says, and what it said before of what it is silent about.
+
+    Of weights nothing is said where they are not synchronised any more.
+    """
+    told = {item.type for item in report.conditions}
+    kept = (item for item in stored.conditions if item.type in INFORMATIONAL and item.type not in told)
+    synchronised = bool(part.endpoints.weights)
+    return tuple(
+        item
+        for item in (*report.conditions, *kept)
+        if synchronised or item.type is not ConditionType.WEIGHTS_CONSISTENT
+    )
+
+
+def _with_weights(conditions: Iterable[Condition], unserved: Condition | None) -> tuple[Condition, ...]:
+    """The structural conditions; a pool whose engines may all not be sent requests is not Ready."""
+    return tuple(
+        condition(
+            ConditionType.READY,
+            False,
+            unserved.reason,
+            f"{unserved.type}: {unserved.message}",
+            item.observed_generation,
+        )
+        if unserved is not None and item.type is ConditionType.READY and item.status is ConditionStatus.TRUE
+        else item
+        for item in conditions
+    )
 
 
 def _revision(admission: AdmissionStatus | None) -> int:
@@ -191,9 +226,8 @@ def _admission_summary(admission: AdmissionStatus | None, mixture: MixtureStatus
     consumed = {item.name: item.percent for item in mixture.consumed}
     target = {item.name: item.percent for item in mixture.target}
     lines = [
-        f"{item.name}: {_residents(item)} sessions in{_parked(item)}, {item.waiting} waiting"
-        f" (longest {item.oldest_wait_seconds} s); {consumed.get(item.name, 0):g} % of the samples,"
-        f" share {target.get(item.name, 0):g} %"
+        f"{item.name}: {_residents(item)} sessions in{_parked(item)}, {_waiting(item)};"
+        f" {consumed.get(item.name, 0):g} % of the samples, share {target.get(item.name, 0):g} %"
         for item in admission.classes
     ]
     return {"drift": drift, "classes": lines}
@@ -201,6 +235,13 @@ def _admission_summary(admission: AdmissionStatus | None, mixture: MixtureStatus
 
 def _residents(item: ClassAdmission) -> str:
     return f"{item.active}" if item.cap >= UNLIMITED else f"{item.active} of {item.cap}"
+
+
+def _waiting(item: ClassAdmission) -> str:
+    """Who waits to enter and why, then who is in and waits all the same."""
+    why = ", held for the mixture" if item.waiting and item.ahead else ""
+    held = f", {item.held} requests held" if item.held else ""
+    return f"{item.waiting} waiting (longest {item.oldest_wait_seconds} s{why}){held}"
 
 
 def _parked(item: ClassAdmission) -> str:

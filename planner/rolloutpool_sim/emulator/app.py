@@ -8,13 +8,14 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from rolloutpool_sim.emulator.development import Development
 from rolloutpool_sim.emulator.driver import Driver
-from rolloutpool_sim.emulator.errors import ApiError, ErrorInfo, bad_request, not_found
+from rolloutpool_sim.emulator.errors import ApiError, ErrorInfo, not_found
 from rolloutpool_sim.emulator.generate import Generator
 from rolloutpool_sim.emulator.kv_events import EventRecorder, Publisher
+from rolloutpool_sim.emulator.messages import error_body, is_messages
 from rolloutpool_sim.emulator.metrics import Metrics
-from rolloutpool_sim.emulator.protocol import TokenizeRequest, chat_prompt, parse_body
+from rolloutpool_sim.emulator.protocol import parse_body
 from rolloutpool_sim.emulator.settings import Settings
-from rolloutpool_sim.emulator.tokenizer import encode
+from rolloutpool_sim.emulator.tokenization import Tokenization
 from rolloutpool_sim.emulator.transfer import HEARTBEAT_PATH, PULL_PATH, KvReader
 from rolloutpool_sim.engine import Engine, StepResult
 
@@ -56,6 +57,7 @@ class Emulator:
         )
         self.reader.driver = self.driver
         self.generator = Generator(settings, self.driver, self.reader)
+        self.tokenization = Tokenization(settings, self.generator)
         self.development = Development(settings, self.driver)
         self.publisher: Publisher | None = None
         if settings.kv_events is not None:
@@ -69,18 +71,29 @@ class Emulator:
         app = web.Application(middlewares=[_errors], client_max_size=_MAX_BODY_BYTES)
         app.router.add_post("/v1/completions", self.generator.completions)
         app.router.add_post("/v1/chat/completions", self.generator.chat_completions)
+        app.router.add_post("/v1/responses", self.generator.responses)
+        app.router.add_post("/v1/messages", self.generator.messages)
+        app.router.add_post("/inference/v1/generate", self._scale_out(self.generator.tokens))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/health", self._health)
         app.router.add_get("/ping", self._health)
         app.router.add_get("/version", self._version)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_post("/tokenize", self._tokenize)
+        app.router.add_post("/tokenize", self.tokenization.tokenize)
+        app.router.add_post("/detokenize", self.tokenization.detokenize)
+        app.router.add_post("/v1/messages/count_tokens", self.tokenization.count_tokens)
+        app.router.add_post("/v1/completions/render", self._scale_out(self.tokenization.render_completion))
+        app.router.add_post("/v1/chat/completions/render", self._scale_out(self.tokenization.render_chat))
         app.router.add_post(PULL_PATH, self._pull)
         app.router.add_post(HEARTBEAT_PATH, self._heartbeat)
         if self.settings.dev_mode:
             app.add_routes(self.development.routes())
         app.on_cleanup.append(self._close)
         return app
+
+    def _scale_out(self, handler: Handler) -> Handler:
+        """An endpoint that vLLM has with --enable-scale-out alone."""
+        return handler if self.settings.scale_out else _without_scale_out
 
     def _step_ended(self, result: StepResult) -> None:
         self.metrics.step(result)
@@ -117,14 +130,6 @@ class Emulator:
     async def _metrics(self, _http: web.Request) -> web.Response:
         return web.Response(body=self.metrics.render(), headers={"Content-Type": _METRICS_TYPE})
 
-    async def _tokenize(self, http: web.Request) -> web.Response:
-        request = parse_body(TokenizeRequest, await http.read())
-        if (request.prompt is None) == (request.messages is None):
-            raise bad_request("give either prompt or messages", "prompt")
-        tokens = encode(request.prompt) if request.prompt is not None else chat_prompt(request)
-        body = {"count": len(tokens), "max_model_len": self.settings.engine.max_model_len, "tokens": tokens}
-        return web.json_response(body)
-
     async def _pull(self, http: web.Request) -> web.Response:
         message = await self._kv_message(http)
         tokens = self.driver.read_lease(message.request_id, message.seconds)
@@ -155,13 +160,19 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except ApiError as error:
-        return _json(error.info)
+        return _json(error.info, request.path)
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        return _json(ErrorInfo(error.status, error.reason, error.reason), error.headers)
+        return _json(ErrorInfo(error.status, error.reason, error.reason), request.path, error.headers)
 
 
-def _json(info: ErrorInfo, headers: Any = None) -> web.Response:
+async def _without_scale_out(_http: web.Request) -> web.StreamResponse:
+    message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+    raise ApiError(ErrorInfo(403, "PermissionDeniedError", message))
+
+
+def _json(info: ErrorInfo, path: str, headers: Any = None) -> web.Response:
     allow = {"Allow": headers["Allow"]} if headers is not None and "Allow" in headers else None
-    return web.json_response(info.body(), status=info.status, headers=allow)
+    body = error_body(info) if is_messages(path) else info.body()
+    return web.json_response(body, status=info.status, headers=allow)

@@ -4,6 +4,7 @@ Follows vLLM 0.32's `entrypoints/rl/online`, `entrypoints/serve/dev` and `GPUWor
 and refuse. A weight update changes a version and nothing else.
 """
 
+import re
 from typing import Any, Literal, get_args
 
 from aiohttp import web
@@ -18,6 +19,8 @@ BASE_VERSION = "default"
 MEMORY = frozenset({"weights", "kv_cache"})
 """Tags of the memory that sleep gives back."""
 _TRUE = ("true", "1", "yes", "on")
+_PREFIX = re.compile("^(chatcmpl-|cmpl-|resp_|generate-tokens-)")
+"""What an answer's id has before the client's."""
 
 
 class _Message(BaseModel):
@@ -120,7 +123,7 @@ class Development:
         message = parse_body(_Aborted, await http.read() or b"{}")
         running = self._driver.in_flight
         if message.request_ids:
-            named = {name.removeprefix("chat").removeprefix("cmpl-") for name in message.request_ids}
+            named = {_PREFIX.sub("", name) for name in message.request_ids}
             # The engine's ids are those of the client and two numbers.
             running = tuple(name for name in running if name.rsplit("-", 2)[0] in named)
         self._driver.abort(running)
@@ -158,6 +161,7 @@ class Development:
         if not self.updating:
             raise _fault("start_weight_update must be called before update_weights.")
         if self.init_info is None:
+            self.updating = False  # as after any update that failed: it begins anew with a start
             raise _fault("the weight transfer engine is not initialized")
         self.updates.append(info)
         return web.json_response({"message": "Weights updated"})

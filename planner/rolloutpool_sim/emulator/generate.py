@@ -1,17 +1,19 @@
-"""Answers completions and chat completions, whole or streamed, from the driver's sequences."""
+"""Answers every API that generates, whole or streamed, from the driver's sequences."""
 
 import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from aiohttp import web
 
-from rolloutpool_sim.emulator import responses
+from rolloutpool_sim.emulator.completions import Completions
 from rolloutpool_sim.emulator.driver import Driver, Generation
 from rolloutpool_sim.emulator.errors import LOAD_FAILED, ApiError, bad_request, not_found, unavailable
+from rolloutpool_sim.emulator.forms import About, Form, Output, Result
+from rolloutpool_sim.emulator.messages import Messages, MessagesRequest
 from rolloutpool_sim.emulator.protocol import (
     ChatRequest,
     CompletionRequest,
@@ -23,14 +25,17 @@ from rolloutpool_sim.emulator.protocol import (
     sequences,
     transfer_of,
 )
-from rolloutpool_sim.emulator.responses import Output, Shape
+from rolloutpool_sim.emulator.responses import Responses, ResponsesRequest
 from rolloutpool_sim.emulator.settings import Settings
+from rolloutpool_sim.emulator.tokens import Tokens, TokensRequest
 from rolloutpool_sim.emulator.transfer import KvReader, Remote
 from rolloutpool_sim.engine import EngineRequest, FinishedRequest, Transfer
 
+FormOf = Callable[[About], Form]
+
 
 class Generator:
-    """Handlers of the two generation endpoints.
+    """Handlers of the endpoints that generate.
 
     `port` is where this server listens, told to decode engines.
     """
@@ -47,15 +52,53 @@ class Generator:
     async def completions(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/completions`."""
         request = parse_body(CompletionRequest, await http.read())
-        return await self._generate(http, request, prompts_of(request))
+        return await self._generate(
+            http, request, prompts_of(request), lambda about: Completions(about, request)
+        )
 
     async def chat_completions(self, http: web.Request) -> web.StreamResponse:
         """`POST /v1/chat/completions`."""
         request = parse_body(ChatRequest, await http.read())
-        return await self._generate(http, request, [chat_prompt(request)])
+        return await self._chat(http, request, lambda about: Completions(about, request))
+
+    async def responses(self, http: web.Request) -> web.StreamResponse:
+        """`POST /v1/responses`."""
+        request = parse_body(ResponsesRequest, await http.read())
+        return await self._chat(http, request.chat(), lambda about: Responses(about, request))
+
+    async def messages(self, http: web.Request) -> web.StreamResponse:
+        """`POST /v1/messages`."""
+        request = parse_body(MessagesRequest, await http.read())
+        return await self._chat(http, request.chat(), Messages)
+
+    async def tokens(self, http: web.Request) -> web.StreamResponse:
+        """`POST /inference/v1/generate`."""
+        request = parse_body(TokensRequest, await http.read())
+        return await self._generate(
+            http,
+            request.generation(),
+            [request.token_ids],
+            lambda about: Tokens(about, request),
+            public_id=request.request_id,
+        )
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError (404) for a model that is not served; None names none."""
+        known = self._settings.served_names
+        if name is not None and name not in known:
+            raise not_found(f"The model `{name}` does not exist. Valid aliases: {', '.join(known)}.", "model")
+
+    async def _chat(self, http: web.Request, request: ChatRequest, form_of: FormOf) -> web.StreamResponse:
+        return await self._generate(http, request, [chat_prompt(request)], form_of)
 
     async def _generate(
-        self, http: web.Request, request: GenerationRequest, prompts: list[list[int]]
+        self,
+        http: web.Request,
+        request: GenerationRequest,
+        prompts: list[list[int]],
+        form_of: FormOf,
+        *,
+        public_id: str | None = None,
     ) -> web.StreamResponse:
         transfer, remote = self._transfer(request, prompts)
         try:
@@ -65,16 +108,15 @@ class Generator:
                 self._reader.release(remote)
             raise
         self._received += 1
-        client_id = http.headers.get("X-Request-Id")
+        client_id = http.headers.get("X-Request-Id") or public_id
         public_id = client_id or uuid.uuid4().hex
-        chat = isinstance(request, ChatRequest)
-        shape = Shape(
-            chat=chat,
-            response_id=f"{'chatcmpl' if chat else 'cmpl'}-{public_id}",
-            model=request.model or self._settings.served_names[0],
-            created=int(time.time()),
-            token_ids=bool(request.return_token_ids),
-            cached_details=self._settings.prompt_tokens_details,
+        form = form_of(
+            About(
+                public_id=public_id,
+                model=request.model or self._settings.served_names[0],
+                created=int(time.time()),
+                cached_details=self._settings.prompt_tokens_details,
+            )
         )
         # Ids may repeat among clients, so the engine's own carries a number; without one the number seeds
         # the output.
@@ -91,17 +133,13 @@ class Generator:
         )
         async with self._running(wanted, remote) as generations:
             if request.stream:
-                return await self._stream(http, request, shape, generations)
-            return await self._whole(request, shape, generations)
+                return await self._stream(http, request, form, generations)
+            return await self._whole(request, form, generations)
 
     def _check(self, request: GenerationRequest, prompts: Sequence[Sequence[int]]) -> None:
         if self.draining:
             raise unavailable("the server is shutting down")
-        known = self._settings.served_names
-        if request.model is not None and request.model not in known:
-            raise not_found(
-                f"The model `{request.model}` does not exist. Valid aliases: {', '.join(known)}.", "model"
-            )
+        self.check_model(request.model)
         check_options(request, prompts)
         for prompt in prompts:
             try:
@@ -143,23 +181,26 @@ class Generator:
             raise bad_request(f"remote_port: {error}", "kv_transfer_params") from error
 
     async def _whole(
-        self, request: GenerationRequest, shape: Shape, generations: list[Generation]
+        self, request: GenerationRequest, form: Form, generations: list[Generation]
     ) -> web.StreamResponse:
         ends = [await generation.end() for generation in generations]
         if any(end.reason == "error" for end in ends):
             raise ApiError(LOAD_FAILED)
+        return web.json_response(form.whole(self._result(request, generations, ends)))
+
+    def _result(
+        self, request: GenerationRequest, generations: list[Generation], ends: list[FinishedRequest]
+    ) -> Result:
         outputs = [
             Output(prompt=generation.request.prompt, tokens=generation.tokens, finished=end)
             for generation, end in zip(generations, ends, strict=True)
         ]
-        body = responses.whole(
-            shape,
-            outputs,
-            prompts=_prompt_lengths(request, generations),
+        return Result(
+            outputs=outputs,
+            prompts=[len(output.prompt) for output in outputs[:: request.n or 1]],
             cached=_cached(request, ends[-1]),
             kv_transfer_params=self._handover(ends[0]),
         )
-        return web.json_response(body)
 
     def _handover(self, end: FinishedRequest) -> dict[str, Any] | None:
         """Return what a decode engine needs to read the KV of a prefill-only request."""
@@ -183,65 +224,47 @@ class Generator:
         }
 
     async def _stream(
-        self, http: web.Request, request: GenerationRequest, shape: Shape, generations: list[Generation]
+        self, http: web.Request, request: GenerationRequest, form: Form, generations: list[Generation]
     ) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream; charset=utf-8"})
         await response.prepare(http)
         try:
             await asyncio.gather(
                 *(
-                    self._stream_one(response, request, shape, index, generation)
+                    _stream_one(response, form, index, generation)
                     for index, generation in enumerate(generations)
                 )
             )
             ends = [await generation.end() for generation in generations]
             if any(end.reason == "error" for end in ends):
-                await response.write(responses.event(LOAD_FAILED.body()))
-            elif request.stream_options is not None and request.stream_options.include_usage:
-                total = sum(len(generation.tokens) for generation in generations)
-                cached = _cached(request, ends[-1])
-                final = responses.usage(
-                    _prompt_lengths(request, generations), total, cached=cached, shape=shape
-                )
-                await response.write(responses.usage_chunk(shape, final))
-            await response.write(responses.DONE)
+                await response.write(form.failed(LOAD_FAILED))
+            else:
+                await response.write(form.closing(self._result(request, generations, ends)))
         except ConnectionResetError:
             pass  # the client left: the sequences are aborted on the way out
         return response
 
-    async def _stream_one(
-        self,
-        response: web.StreamResponse,
-        request: GenerationRequest,
-        shape: Shape,
-        index: int,
-        generation: Generation,
-    ) -> None:
-        continuous = request.stream_options is not None and request.stream_options.continuous_usage_stats
-        if shape.chat:
-            await response.write(responses.role_chunk(shape, index))
-        sent = 0
-        while True:
-            await generation.more_than(sent)
-            new = generation.tokens[sent:]
-            sent += len(new)
-            end = generation.finished
-            if end is not None and end.reason == "error":
-                return
-            running = None
-            if continuous:
-                running = responses.usage([len(generation.request.prompt)], sent, cached=None, shape=shape)
-            reason = end.reason if end is not None else None
-            await response.write(
-                responses.token_chunk(shape, index, new, finish_reason=reason, running_usage=running)
-            )
-            if end is not None:
-                return
+
+async def _stream_one(response: web.StreamResponse, form: Form, index: int, generation: Generation) -> None:
+    prompt = generation.request.prompt
+    await _write(response, form.opening(index, len(prompt)))
+    sent = 0
+    while True:
+        await generation.more_than(sent)
+        new = generation.tokens[sent:]
+        sent += len(new)
+        end = generation.finished
+        if end is not None and end.reason == "error":
+            return
+        reason = end.reason if end is not None else None
+        await _write(response, form.piece(index, new, prompt=prompt, sent=sent, reason=reason))
+        if end is not None:
+            return
 
 
-def _prompt_lengths(request: GenerationRequest, generations: Sequence[Generation]) -> list[int]:
-    """Lengths of the prompts, each once however many samples it has."""
-    return [len(generation.request.prompt) for generation in generations[:: request.n or 1]]
+async def _write(response: web.StreamResponse, events: bytes) -> None:
+    if events:
+        await response.write(events)
 
 
 def _cached(request: GenerationRequest, end: FinishedRequest) -> int:

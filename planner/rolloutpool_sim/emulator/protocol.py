@@ -3,7 +3,7 @@
 Pure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,20 +18,22 @@ _REMOTE_FIELDS = ("remote_engine_id", "remote_request_id", "remote_host", "remot
 _MAX_SEQUENCES = 1024  # of one request: prompts times n
 
 
-class _Lenient(BaseModel):
+class Lenient(BaseModel):
+    """A body or a part of one; what is not named here is kept and changes nothing."""
+
     # Sampling parameters and extensions that change nothing here are accepted and ignored, as vLLM ignores
     # unknown ones.
     model_config = ConfigDict(extra="allow", frozen=True)
 
 
-class StreamOptions(_Lenient):
+class StreamOptions(Lenient):
     """Options of a streamed response."""
 
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
 
-class GenerationRequest(_Lenient):
+class GenerationRequest(Lenient):
     """The fields that completions and chat completions share."""
 
     model: str | None = None
@@ -64,7 +66,7 @@ class ChatRequest(GenerationRequest):
     add_generation_prompt: bool = True
 
 
-class TokenizeRequest(_Lenient):
+class TokenizeRequest(Lenient):
     """Body of `POST /tokenize`: a prompt, or messages."""
 
     model: str | None = None
@@ -72,6 +74,13 @@ class TokenizeRequest(_Lenient):
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool = True
+
+
+class DetokenizeRequest(Lenient):
+    """Body of `POST /detokenize`."""
+
+    model: str | None = None
+    tokens: list[TokenId]
 
 
 Body = TypeVar("Body", bound=BaseModel)
@@ -82,11 +91,23 @@ def parse_body(model: type[Body], raw: bytes) -> Body:
     try:
         return model.model_validate_json(raw or b"null")
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_input=False)
-        first = errors[0]
-        where = ".".join(str(part) for part in first["loc"] if not isinstance(part, int)) or "body"
-        count = f"{len(errors)} validation error{'s' if len(errors) > 1 else ''}"
-        raise bad_request(f"{count}: {where}: {first['msg']}", where) from error
+        raise _invalid(error) from error
+
+
+def as_chat(fields: Mapping[str, Any]) -> ChatRequest:
+    """Make a chat completion of another API's request. Raises ApiError (400) as `parse_body` does."""
+    try:
+        return ChatRequest.model_validate(fields)
+    except ValidationError as error:
+        raise _invalid(error) from error
+
+
+def _invalid(error: ValidationError) -> ApiError:
+    errors = error.errors(include_url=False, include_input=False)
+    first = errors[0]
+    where = ".".join(str(part) for part in first["loc"] if not isinstance(part, int)) or "body"
+    count = f"{len(errors)} validation error{'s' if len(errors) > 1 else ''}"
+    return bad_request(f"{count}: {where}: {first['msg']}", where)
 
 
 def prompts_of(request: CompletionRequest) -> list[list[int]]:
@@ -181,7 +202,7 @@ def sequences(
                     prompt=prompt,
                     max_tokens=limit,
                     next_token=speaker(
-                        seed, stop_after=stop_after, after_space=isinstance(request, ChatRequest)
+                        seed, stop_after=stop_after, after_space=tokenizer.opens_answer(prompt)
                     ),
                     stop_after=stop_after,
                     cache_salt=request.cache_salt or "",
@@ -189,20 +210,3 @@ def sequences(
                 )
             )
     return made
-
-
-__all__ = [
-    "ApiError",
-    "ChatRequest",
-    "CompletionRequest",
-    "GenerationRequest",
-    "StreamOptions",
-    "TokenizeRequest",
-    "chat_prompt",
-    "check_options",
-    "max_tokens_of",
-    "parse_body",
-    "prompts_of",
-    "sequences",
-    "transfer_of",
-]

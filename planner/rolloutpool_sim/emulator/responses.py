@@ -1,133 +1,160 @@
-"""Responses of the OpenAI-compatible API, whole and streamed, in the shape that vLLM gives them. Pure."""
+"""OpenAI's responses (`POST /v1/responses`) as vLLM serves them: one message, nothing stored. Pure."""
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import count
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from rolloutpool_sim.emulator.errors import ApiError, ErrorInfo
+from rolloutpool_sim.emulator.forms import About, Form, Result, event
+from rolloutpool_sim.emulator.protocol import ChatRequest, GenerationRequest, as_chat
 from rolloutpool_sim.emulator.tokenizer import decode
-from rolloutpool_sim.engine import FinishedRequest
-
-DONE = b"data: [DONE]\n\n"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Shape:
-    """What the parts of one response have in common. `created` is Unix time in seconds."""
+class ResponsesRequest(GenerationRequest):
+    """Body of `POST /v1/responses`."""
 
-    chat: bool
-    response_id: str
-    model: str
-    created: int
-    token_ids: bool
-    cached_details: bool
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    previous_response_id: str | None = None
 
-    def head(self, *, chunk: bool = False) -> dict[str, Any]:
-        """Return the fields that every response object begins with."""
-        kind = ("chat.completion.chunk" if chunk else "chat.completion") if self.chat else "text_completion"
-        return {"id": self.response_id, "object": kind, "created": self.created, "model": self.model}
+    def chat(self) -> ChatRequest:
+        """Return the chat completion that asks for the same.
 
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Output:
-    """One finished sequence: its prompt, output tokens, and the engine's account of it."""
-
-    prompt: Sequence[int]
-    tokens: Sequence[int]
-    finished: FinishedRequest
-
-
-def usage(
-    prompts: Sequence[int], completion_tokens: int, *, cached: int | None, shape: Shape
-) -> dict[str, Any]:
-    """Return the usage object, for prompts of these lengths and `cached` tokens of the last."""
-    total = sum(prompts)
-    details = {"cached_tokens": cached} if shape.cached_details and cached is not None else None
-    return {
-        "prompt_tokens": total,
-        "total_tokens": total + completion_tokens,
-        "completion_tokens": completion_tokens,
-        "prompt_tokens_details": details,
-    }
+        Raises ApiError for a response that should have been stored: vLLM keeps none either, by default.
+        """
+        if self.previous_response_id is not None:
+            message = f"Response with id '{self.previous_response_id}' not found."
+            raise ApiError(ErrorInfo(404, "invalid_request_error", message, "response_id"))
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        said = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else self.input
+        return as_chat(
+            self.model_dump(exclude={"input", "instructions", "max_output_tokens", "stream_options"})
+            | {"messages": [*system, *_messages(said)], "max_tokens": self.max_output_tokens, "n": 1}
+        )
 
 
-def choice(shape: Shape, index: int, sequence: Output) -> dict[str, Any]:
-    """Return one choice of a whole response."""
-    text = decode(sequence.tokens)
-    made: dict[str, Any] = {"index": index, "logprobs": None}
-    if shape.chat:
-        made["message"] = {"role": "assistant", "content": text, "tool_calls": []}
-    else:
-        made["text"] = text
-    made |= {"finish_reason": sequence.finished.reason, "stop_reason": None}
-    if shape.token_ids:
-        made["token_ids"] = list(sequence.tokens)
-        if not shape.chat:
-            made["prompt_token_ids"] = list(sequence.prompt)
+def _messages(items: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return input items as messages of a chat; reasoning, which has no text to go on with, is left out."""
+    made: list[dict[str, Any]] = []
+    for item in items:
+        kind = item.get("type", "message")
+        if kind == "message":
+            made.append({"role": item.get("role"), "content": item.get("content")})
+        elif kind == "function_call":
+            call = {"name": item.get("name"), "arguments": item.get("arguments")}
+            calls = [{"id": item.get("call_id"), "type": "function", "function": call}]
+            made.append({"role": "assistant", "tool_calls": calls})
+        elif kind == "function_call_output":
+            output = item.get("output")
+            made.append(
+                {"role": "tool", "content": output if isinstance(output, str) else json.dumps(output)}
+            )
     return made
 
 
-def whole(
-    shape: Shape,
-    sequences: Sequence[Output],
-    *,
-    prompts: Sequence[int],
-    cached: int | None,
-    kv_transfer_params: dict[str, Any] | None,
-) -> dict[str, Any]:
-    """Return a whole response.
+class Responses(Form):
+    """The answer: a response with one message."""
 
-    `kv_transfer_params` are for the decode engine, from a prefill-only request.
-    """
-    completion = sum(len(sequence.tokens) for sequence in sequences)
-    body = shape.head()
-    body["choices"] = [choice(shape, index, sequence) for index, sequence in enumerate(sequences)]
-    body["usage"] = usage(prompts, completion, cached=cached, shape=shape)
-    if shape.chat and shape.token_ids:
-        body["prompt_token_ids"] = list(sequences[0].prompt)
-    body["kv_transfer_params"] = kv_transfer_params
-    return body
+    def __init__(self, about: About, request: ResponsesRequest) -> None:
+        """Answer this request."""
+        self._about = about
+        self._request = request
+        self._message_id = f"msg_{about.public_id}"
+        self._numbers = count()
+
+    def whole(self, result: Result) -> dict[str, Any]:
+        """As in `Form`."""
+        output = result.outputs[0]
+        status = "incomplete" if output.finished.reason == "length" else "completed"
+        message = self._message([_part(decode(output.tokens))], "completed")
+        body = self._response(status, [message])
+        if status == "incomplete":
+            body["incomplete_details"] = {"reason": "max_output_tokens"}
+        return body | {"usage": self._usage(result), "kv_transfer_params": result.kv_transfer_params}
+
+    def opening(self, index: int, prompt_tokens: int) -> bytes:
+        """The response begins, then its message, then the message's text."""
+        begun = self._response("in_progress", [])
+        return (
+            self._event("response.created", response=begun)
+            + self._event("response.in_progress", response=begun)
+            + self._event("response.output_item.added", output_index=0, item=self._message([], "in_progress"))
+            + self._event("response.content_part.added", **self._place(), part=_part(""))
+        )
+
+    def piece(
+        self, index: int, tokens: Sequence[int], *, prompt: Sequence[int], sent: int, reason: str | None
+    ) -> bytes:
+        """As in `Form`."""
+        delta = decode(tokens)
+        if not delta:
+            return b""
+        return self._event("response.output_text.delta", **self._place(), delta=delta, logprobs=[])
+
+    def closing(self, result: Result) -> bytes:
+        """The text ends, then its message, then the response: completed, whatever its status, as in vLLM."""
+        text = decode(result.outputs[0].tokens)
+        message = self._message([_part(text)], "completed")
+        return (
+            self._event("response.output_text.done", **self._place(), text=text, logprobs=[])
+            + self._event("response.content_part.done", **self._place(), part=_part(text))
+            + self._event("response.output_item.done", output_index=0, item=message)
+            + self._event("response.completed", response=self.whole(result))
+        )
+
+    def failed(self, error: ErrorInfo) -> bytes:
+        """As in `Form`."""
+        return self._event("error", code=str(error.status), message=error.message, param=error.param)
+
+    def _response(self, status: str, output: list[dict[str, Any]]) -> dict[str, Any]:
+        request, about = self._request, self._about
+        return {
+            "id": f"resp_{about.public_id}",
+            "object": "response",
+            "created_at": about.created,
+            "model": about.model,
+            "status": status,
+            "output": output,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "metadata": None,
+            "max_output_tokens": request.max_output_tokens,
+            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "top_p": 1.0,
+            "tool_choice": "auto",
+            "tools": request.tools or [],
+            "parallel_tool_calls": True,
+            "background": False,
+            "service_tier": "auto",
+            "truncation": "disabled",
+            "usage": None,
+        }
+
+    def _message(self, content: list[dict[str, Any]], status: str) -> dict[str, Any]:
+        head = {"id": self._message_id, "type": "message", "role": "assistant"}
+        return head | {"content": content, "status": status}
+
+    def _place(self) -> dict[str, Any]:
+        return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
+
+    def _usage(self, result: Result) -> dict[str, Any]:
+        cached = result.cached if self._about.cached_details else 0
+        return {
+            "input_tokens": result.prompt_tokens,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": result.completion_tokens,
+            "output_tokens_details": {"reasoning_tokens": 0},
+            "total_tokens": result.prompt_tokens + result.completion_tokens,
+        }
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        return event({"type": kind, "sequence_number": next(self._numbers), **fields}, kind)
 
 
-def event(body: dict[str, Any]) -> bytes:
-    """Return one server-sent event."""
-    return b"data: " + json.dumps(body, separators=(",", ":")).encode() + b"\n\n"
-
-
-def role_chunk(shape: Shape, index: int) -> bytes:
-    """Return the chunk that opens a chat choice."""
-    delta = {"role": "assistant", "content": ""}
-    return event(
-        shape.head(chunk=True)
-        | {"choices": [{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}]}
-    )
-
-
-def token_chunk(
-    shape: Shape,
-    index: int,
-    tokens: Sequence[int],
-    *,
-    finish_reason: str | None,
-    running_usage: dict[str, Any] | None,
-) -> bytes:
-    """Return the chunk of some new tokens of a choice, the last one with its finish reason."""
-    text = decode(tokens)
-    made: dict[str, Any] = {"index": index, "logprobs": None, "finish_reason": finish_reason}
-    if shape.chat:
-        made["delta"] = {"content": text}
-    else:
-        made["text"] = text
-    if finish_reason is not None:
-        made["stop_reason"] = None
-    if shape.token_ids:
-        made["token_ids"] = list(tokens)
-    body = shape.head(chunk=True) | {"choices": [made]}
-    if running_usage is not None:
-        body["usage"] = running_usage
-    return event(body)
-
-
-def usage_chunk(shape: Shape, final_usage: dict[str, Any]) -> bytes:
-    """Return the chunk that `stream_options.include_usage` asks for, last before the end."""
-    return event(shape.head(chunk=True) | {"choices": [], "usage": final_usage})
+def _part(text: str) -> dict[str, Any]:
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}

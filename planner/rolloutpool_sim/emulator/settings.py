@@ -50,7 +50,8 @@ class Settings:
 
     `time_scale` is engine seconds per wall second. `kv_transfer` says whether a KV connector is configured;
     without one, vLLM ignores `kv_transfer_params`. `mean_output_tokens` is of outputs that no limit cuts.
-    `dev_mode` opens the endpoints for weight synchronisation, `weight_transfer` lets weights be updated.
+    `dev_mode` opens the endpoints for weight synchronisation, `weight_transfer` lets weights be updated;
+    `scale_out` opens those for tokens in and out.
     """
 
     model: str
@@ -70,6 +71,7 @@ class Settings:
     prompt_tokens_details: bool
     dev_mode: bool
     weight_transfer: bool
+    scale_out: bool
     kv_events: KvEventsSettings | None
     ignored_flags: tuple[str, ...]
 
@@ -116,6 +118,7 @@ def parse_settings(arguments: Sequence[str], environment: Mapping[str, str]) -> 
         prompt_tokens_details=flags.enable_prompt_tokens_details,
         dev_mode=environment.get("VLLM_SERVER_DEV_MODE", "0") == "1",
         weight_transfer=flags.weight_transfer_config is not None,
+        scale_out=flags.enable_scale_out,
         kv_events=_kv_events(flags.kv_events_config),
         ignored_flags=tuple(ignored),
     )
@@ -137,6 +140,7 @@ def _parser() -> _Parser:
     add("--num-gpu-blocks-override", type=_count)
     add("--enable-prefix-caching", action=argparse.BooleanOptionalAction, default=True)
     add("--enable-prompt-tokens-details", action=argparse.BooleanOptionalAction, default=True)
+    add("--enable-scale-out", action=argparse.BooleanOptionalAction, default=False)
     add("--kv-transfer-config", type=_json_object)
     add("--weight-transfer-config", type=_json_object)
     add("--kv-events-config", type=_json_object)

@@ -26,6 +26,8 @@ _TEXT_OF = (*(" " + word for word in WORDS), *WORDS)
 _OTHER_IDS = (16000, _BEGIN_OF_TEXT)  # all other pieces are hashed into this range; clashes do no harm
 _MAX_REMEMBERED = 65536
 _ids: dict[str, int] = {text: token for token, text in enumerate(_TEXT_OF)}
+_texts: dict[int, str] = {}
+"""What this process has read, by token; of texts with the same token the first."""
 
 
 def encode(text: str) -> list[int]:
@@ -36,6 +38,24 @@ def encode(text: str) -> list[int]:
 def decode(tokens: Iterable[int]) -> str:
     """Return the text of generated tokens; all others, end of turn too, have none."""
     return "".join(_TEXT_OF[token] for token in tokens if token < len(_TEXT_OF))
+
+
+def detokenize(tokens: Iterable[int]) -> str:
+    """Return the text of any tokens; control tokens have none.
+
+    A token that this process has never read stands for some text all the same: for a word, so that the text
+    has as many tokens.
+    """
+    return "".join(
+        _TEXT_OF[token] if token < len(_TEXT_OF) else _texts.get(token) or _TEXT_OF[token % len(WORDS)]
+        for token in tokens
+        if token < _BEGIN_OF_TEXT
+    )
+
+
+def opens_answer(prompt: Sequence[int]) -> bool:
+    """Whether the model's words begin an answer of their own, as after a chat template's header."""
+    return bool(prompt) and prompt[-1] == _END_HEADER
 
 
 def encode_chat(
@@ -66,6 +86,7 @@ def _piece_id(piece: str) -> int:
         token = low + crc32(piece.encode("utf-8", "surrogatepass")) % (high - low)
         if len(_ids) < _MAX_REMEMBERED:
             _ids[piece] = token
+            _texts.setdefault(token, piece)
     return token
 
 

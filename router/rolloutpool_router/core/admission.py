@@ -109,7 +109,7 @@ def decide(candidates: Sequence[Candidate], *, rules: Rules, rng: Random) -> Ent
     """
     waiting = list(candidates)
     if rules.most_ahead is not None:
-        waiting = [c for c in candidates if not _is_ahead(c, rules.most_ahead)]
+        waiting = [c for c in candidates if not is_ahead(c, rules.most_ahead)]
     if len(waiting) > 1:
         waiting.sort(key=_by_debt if rules.by_debt else _by_arrival)
     kept_free: str | None = None
@@ -135,7 +135,8 @@ def headroom(engine: EngineLoad, class_name: str, *, class_blind: bool) -> int:
     return engine.caps.get(class_name, 0) - resident
 
 
-def _is_ahead(candidate: Candidate, most_ahead: float) -> bool:
+def is_ahead(candidate: Candidate, most_ahead: float) -> bool:
+    """Whether a session is held since its class is more than `most_ahead` samples ahead of its share."""
     if candidate.parked or candidate.overdue or candidate.together_on:
         return False
     return -candidate.debt > most_ahead

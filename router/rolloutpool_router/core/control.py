@@ -61,6 +61,8 @@ class ClassView:
     active: int = 0
     waiting: int = 0
     oldest_wait_seconds: float = 0.0
+    held: int = 0
+    """Requests that no cap holds."""
     parked: int = 0
     cost: SessionCost = UNSEEN
     """Estimates of the routers; zeros while there are none."""
@@ -70,6 +72,8 @@ class ClassView:
     """Finished sessions in the mixture's window."""
     debt: float = 0.0
     """Samples behind the target mixture (negative: ahead), as the routers order entries by."""
+    ahead: float = 0.0
+    """Samples ahead of it, where a router holds sessions for that."""
 
 
 @dataclass(frozen=True)
@@ -206,6 +210,7 @@ def _class_view(name: str, snapshots: Sequence[AdmissionSnapshot]) -> ClassView:
         active=sum(item.active for item in found),
         waiting=sum(item.waiting for item in found),
         oldest_wait_seconds=max((item.oldest_wait_seconds for item in found), default=0.0),
+        held=sum(item.held for item in found),
         parked=sum(item.parked for item in found),
         cost=SessionCost(
             sum(item.footprint_blocks * count for item, count in estimates) / weight,
@@ -215,6 +220,7 @@ def _class_view(name: str, snapshots: Sequence[AdmissionSnapshot]) -> ClassView:
         observations=sum(item.observations for item in found),
         consumed=sum(item.consumed for item in found),
         debt=sum(item.debt for item in found),
+        ahead=sum(item.ahead for item in found),
     )
 
 
@@ -261,11 +267,13 @@ def _class_status(
         active=view.active,
         waiting=view.waiting,
         oldest_wait_seconds=math.ceil(view.oldest_wait_seconds),
+        held=view.held,
         parked=view.parked,
         footprint_blocks=round(cost.footprint_blocks),
         residency_seconds=round(cost.residency_seconds),
         block_second_share=round(100 * demand[name] / total) if total > 0 else 0,
         debt=round(view.debt),
+        ahead=math.ceil(view.ahead),
         source=view.source,
     )
 

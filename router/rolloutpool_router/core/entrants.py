@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import compress
 from typing import TYPE_CHECKING
 
-from rolloutpool_router.core.admission import Candidate, Entry, decide, headroom
+from rolloutpool_router.core.admission import Candidate, Entry, decide, headroom, is_ahead
 from rolloutpool_router.core.classes import ClassState
 from rolloutpool_router.core.fitting import Ask, several
 from rolloutpool_router.core.fleet import Fleet
@@ -82,7 +83,7 @@ class Entrant(Candidate):
         fits = (self._beyond if beyond else self._within).look(self._ask or self._find_out())
         if 1 not in fits:
             return []
-        return [row for place, row in enumerate(self._occupancy.rows) if fits[place]]
+        return list(compress(self._occupancy.rows, fits))
 
     def emptiest(self, *, beyond: bool) -> str | None:
         """As in `admission.Candidate`."""
@@ -170,18 +171,28 @@ class Entrants:
         """
         view = self._view
         assert view is not None, "apply comes first"
-        candidates = []
-        for state, head in heads:
-            name, waits = head.class_name, now - state.turn_since
-            entrant = self._entrants[name]
-            overdue = waits >= view.overdue_seconds
-            entrant.stand_for(state, head, debt=debts.get(name, 0.0), overdue=overdue)
-            candidates.append(entrant)
-        entry = decide(candidates, rules=view.rules.admission, rng=rng)
+        entry = decide(self._candidates(view, heads, debts, now), rules=view.rules.admission, rng=rng)
         for _, head in heads:
             if entry is not None and head.class_name == entry.class_name:
                 return head, entry
         return None
+
+    def held_for_mixture(
+        self, heads: Sequence[Head], debts: Mapping[str, float], *, now: float
+    ) -> dict[str, float]:
+        """Samples that a class is ahead of its share, of each class whose next session is held for that.
+
+        Args:
+            heads: the next of each class.
+            debts: samples that each class is behind its share.
+            now: seconds.
+        """
+        view = self._view
+        most_ahead = view.rules.admission.most_ahead if view is not None else None
+        if view is None or most_ahead is None:
+            return {}
+        candidates = self._candidates(view, heads, debts, now)
+        return {one.class_name: -one.debt for one in candidates if is_ahead(one, most_ahead)}
 
     def place_now(
         self, class_name: str, prefix: Sequence[PrefixKey], *, avoid: Collection[str], now: float, rng: Random
@@ -201,3 +212,15 @@ class Entrants:
         blind = self._view is not None and self._view.class_blind
         room = [load for load in up if headroom(load, class_name, class_blind=blind) > 0]
         return choose_engine(room or up, self._fleet.prefixes.overlaps(prefix), rng).name
+
+    def _candidates(
+        self, view: PoolView, heads: Sequence[Head], debts: Mapping[str, float], now: float
+    ) -> list[Entrant]:
+        candidates = []
+        for state, head in heads:
+            name, waits = head.class_name, now - state.turn_since
+            entrant = self._entrants[name]
+            overdue = waits >= view.overdue_seconds
+            entrant.stand_for(state, head, debt=debts.get(name, 0.0), overdue=overdue)
+            candidates.append(entrant)
+        return candidates

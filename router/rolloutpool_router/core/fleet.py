@@ -98,7 +98,7 @@ class Fleet:
         health = self._health.get(engine)
         trial = health is not None and health.ejection is not None and not self._is_void(engine, standings)
         if health is not None and trial:
-            self._set(engine, health.trial_began())
+            self._set(engine, health.trial_began(now))
         attempt = Attempt(engine, trial)
         self._attempts.add(attempt)
         return attempt
@@ -124,7 +124,7 @@ class Fleet:
         elif ok is False:
             self._set(engine, health.generation_failed(now, trial=attempt.trial))
         elif attempt.trial:
-            self._set(engine, health.trial_ended())
+            self._set(engine, health.trial_ended(now))
 
     def entering(self, engine: str, now: float) -> None:
         """A session was put on an engine: where that one is ejected, the session is its trial."""

@@ -3,7 +3,8 @@
 Three things take an engine out, each on its own terms:
 - a connection error: for a time that grows with each further one; whatever it answers next ends that;
 - generations that fail one after another with no success between: it is ejected, and only a generation that
-  succeeds brings it back. After a back-off that grows, one generation at a time may try it;
+  succeeds brings it back. Single generations try it, after a back-off that grows with each of them: one may
+  be a rollout that takes an hour, so the next does not wait for its end;
 - probes that stay unanswered: until one is answered.
 
 `core.standing` decides what that means beside the other engines: the last ones are never out.
@@ -22,9 +23,11 @@ AWAY_FAILURES = 4
 EJECT_FAILURES = 5
 """Generations that fail in a row, no success between, until their engine is ejected."""
 FIRST_EJECTION_SECONDS = 2.0
-"""How long after an ejection the first trial may be sent, in seconds; doubles with each trial that fails."""
+"""How long after an ejection the first trial may be sent, in seconds; doubles with each further one."""
 MAX_EJECTION_SECONDS = 60.0
 """Longest time between two trials, in seconds."""
+MOST_TRIALS = 4
+"""Trials under way at a time: what an engine that takes requests and answers none may hold of them."""
 PARDON_SECONDS = 300.0
 """How long an engine must have been back until its next ejection is short again, in seconds."""
 RESERVED_SECONDS = 5.0
@@ -42,19 +45,28 @@ class Ejection:
     trial_from: float
     """When a trial may be sent, in seconds."""
     times: int = 1
-    """Ejections and failed trials in a row: what the next back-off follows."""
-    trying: bool = False
-    """A trial is under way."""
+    """Ejections and failed trials in a row."""
+    trials: int = 0
+    """Trials under way; with `times` what the next back-off follows."""
     reserved_until: float = 0.0
     """Until when the trial is kept for a session that was let in, in seconds."""
 
     def is_due(self, now: float) -> bool:
         """Whether a trial may be sent, be it by the session that it is kept for."""
-        return not self.trying and now >= self.trial_from
+        return self.trials < MOST_TRIALS and now >= self.trial_from
 
     def is_free(self, now: float) -> bool:
         """Whether any session may have the trial."""
         return self.is_due(now) and now >= self.reserved_until
+
+    def backed_off(self, now: float) -> Ejection:
+        """The same, with the wait for the next trial from now on."""
+        wait = FIRST_EJECTION_SECONDS * 2.0 ** min(self.times + self.trials - 1, 16)
+        return replace(self, trial_from=now + min(MAX_EJECTION_SECONDS, wait))
+
+    def after_trial(self) -> Ejection:
+        """One of its trials has ended."""
+        return replace(self, trials=max(0, self.trials - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +128,10 @@ class EngineHealth:
     def generation_failed(self, now: float, *, trial: bool) -> EngineHealth:
         """A generation failed; `trial`: it was the ejected engine's trial."""
         if self.ejection is not None:
-            return self.ejected(now, self.ejection.why) if trial else self
+            if not trial:
+                return self
+            ejection = replace(self.ejection.after_trial(), times=self.ejection.times + 1)
+            return replace(self, ejection=ejection.backed_off(now))
         failures = self.failures + 1
         if failures < EJECT_FAILURES:
             return replace(self, failures=failures)
@@ -128,8 +143,7 @@ class EngineHealth:
             times = self.ejection.times + 1
         else:
             times = 1 + (self.last_times if now < self.pardon_at else 0)
-        wait = min(MAX_EJECTION_SECONDS, FIRST_EJECTION_SECONDS * 2.0 ** min(times - 1, 16))
-        return replace(self, failures=0, ejection=Ejection(why, now + wait, times))
+        return replace(self, failures=0, ejection=Ejection(why, now, times).backed_off(now))
 
     def trial_reserved(self, now: float) -> EngineHealth:
         """A session was let in for the trial; its request follows."""
@@ -137,17 +151,18 @@ class EngineHealth:
             return self
         return replace(self, ejection=replace(self.ejection, reserved_until=now + RESERVED_SECONDS))
 
-    def trial_began(self) -> EngineHealth:
-        """The trial was sent."""
+    def trial_began(self, now: float) -> EngineHealth:
+        """A trial was sent."""
         if self.ejection is None:
             return self
-        return replace(self, ejection=replace(self.ejection, trying=True, reserved_until=0.0))
+        ejection = replace(self.ejection, trials=self.ejection.trials + 1, reserved_until=0.0)
+        return replace(self, ejection=ejection.backed_off(now))
 
-    def trial_ended(self) -> EngineHealth:
-        """The trial told nothing (its client went away, say): the next may follow at once."""
+    def trial_ended(self, now: float) -> EngineHealth:
+        """A trial told nothing (its client went away, say): the next may follow at once."""
         if self.ejection is None:
             return self
-        return replace(self, ejection=replace(self.ejection, trying=False))
+        return replace(self, ejection=replace(self.ejection.after_trial(), trial_from=now))
 
 
 HEALTHY = EngineHealth()

@@ -7,7 +7,7 @@ No RL framework names a class, so it may also follow from the model, a header or
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from rolloutpool_api.workloads import FieldMatch, WorkloadSpec
@@ -51,6 +51,19 @@ def session_id(headers: Mapping[str, str], body: Mapping[str, Any]) -> str | Ref
     """The session that a request names, None where it names none."""
     named = session_in_headers(headers)
     return named if named is not None else session_in_body(body)
+
+
+def repeated_session(names: Sequence[str]) -> Refusal | None:
+    """A refusal where a header that names a session comes more than once: nobody can tell which one is meant.
+
+    Args:
+        names: of the request's headers that come more than once, in lower case.
+    """
+    for name in names:
+        if name in _SESSION_HEADERS:
+            message = f"the header {name} comes more than once: send it once, with one session id"
+            return Refusal(Outcome.SESSION_INVALID, message, name)
+    return None
 
 
 def session_in_headers(headers: Mapping[str, str]) -> str | Refusal | None:

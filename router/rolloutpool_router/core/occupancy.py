@@ -7,6 +7,7 @@ classes, and the router's own pressure. The ledger marks the engines whose resid
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from rolloutpool_router.core.fitting import Fitting, Room
@@ -43,6 +44,8 @@ class Occupancy:
         """The load of each row."""
         self.rooms: list[Room] = []
         """The room of each row."""
+        self._sure: list[float] = []
+        """Blocks that fit each row for sure; -inf where it must be asked."""
         self.epoch = 0
         """Grows when all rows were made anew."""
         self.changes: list[int] = []
@@ -84,6 +87,10 @@ class Occupancy:
         touched.clear()
         return self.rows
 
+    def least_room(self) -> float:
+        """Blocks that fit every row for sure."""
+        return min(self._sure, default=math.inf)
+
     def load(self, engine: Engine) -> EngineLoad:
         """One engine."""
         books = self._ledger.engines.get(engine.name)
@@ -105,13 +112,15 @@ class Occupancy:
         self.rows = [self.load(engine) for engine in homes]
         self.fill = [row.load for row in self.rows]
         self.rooms = [self.fitting.room(row) for row in self.rows]
+        self._sure = [_for_sure(room) for room in self.rooms]
 
     def _look_at(self, touched: set[str]) -> None:
         for name in touched:
             if (place := self._places.get(name)) is not None:
                 row = self.rows[place] = self._changed(self.rows[place], self._homes[place])
                 self.fill[place] = row.load
-                self.rooms[place] = self.fitting.room(row)
+                room = self.rooms[place] = self.fitting.room(row)
+                self._sure[place] = _for_sure(room)
                 self.changes.append(place)
 
     def _changed(self, row: EngineLoad, engine: Engine) -> EngineLoad:
@@ -141,3 +150,7 @@ class Occupancy:
         if engine.protected_blocks:
             return False
         return engine.capacity_blocks > 0 or (self._fleet.has_status and not any(engine.caps.values()))
+
+
+def _for_sure(room: Room) -> float:
+    return room.blocks if room.sure else -math.inf

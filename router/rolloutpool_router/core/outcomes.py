@@ -24,6 +24,7 @@ class Outcome(StrEnum):
     """The router that it belongs to went away while it answered."""
     CLIENT_GONE = "client_gone"
     """The client closed the connection; the engine was told by closing its own."""
+    WRONG_METHOD = "method_not_allowed"
     INVALID_BODY = "invalid_body"
     TOO_LARGE = "too_large"
     MODEL_UNKNOWN = "model_not_found"
@@ -63,6 +64,7 @@ _SERVER = "server_error"
 ERRORS: dict[Outcome, ErrorAnswer] = {
     Outcome.ENGINE_LOST: ErrorAnswer(502, _SERVER),
     Outcome.ROUTER_LOST: ErrorAnswer(502, _SERVER),
+    Outcome.WRONG_METHOD: ErrorAnswer(405, _BAD_REQUEST),
     Outcome.INVALID_BODY: ErrorAnswer(400, _BAD_REQUEST),
     Outcome.TOO_LARGE: ErrorAnswer(413, _BAD_REQUEST),
     Outcome.MODEL_UNKNOWN: ErrorAnswer(404, _BAD_REQUEST),
@@ -94,6 +96,13 @@ RETRYABLE = frozenset(
 
 DEFAULT_RETRY_AFTER_SECONDS = 1
 """Retry-After where no class says another, in seconds."""
+
+
+def error_object(
+    message: str, *, error_type: str, code: str, param: str | None = None
+) -> dict[str, str | None]:
+    """What stands under `error` in the body of every answer that is one, as OpenAI has it."""
+    return {"message": message, "type": error_type, "param": param, "code": code}
 
 
 @dataclass(frozen=True)

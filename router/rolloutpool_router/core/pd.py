@@ -92,7 +92,7 @@ def prefill_leg(body: Mapping[str, Any]) -> dict[str, Any]:
     if isinstance(sampling := body.get("sampling_params"), dict):  # /inference/v1/generate
         kept = {name: value for name, value in sampling.items() if name != "min_tokens"}
         return values | {"sampling_params": kept | {"max_tokens": 1}}
-    if "max_output_tokens" in body:  # /v1/responses
+    if "input" in body:  # /v1/responses, which knows no max_tokens
         return values | {"max_output_tokens": 1}
     return values | dict.fromkeys({"max_tokens"} | ({"max_completion_tokens"} & body.keys()), 1)
 

@@ -47,11 +47,10 @@ def choose_engine(engines: Sequence[EngineLoad], overlap: Mapping[str, int], rng
     """
     if len(engines) == 1:
         return rng.choice(engines)
-    occupied = [engine.occupied_blocks for engine in engines]
-    capacities = [engine.capacity_blocks for engine in engines]
-    loads = occupied
-    if min(capacities) > 0:
-        loads = [blocks / capacity for blocks, capacity in zip(occupied, capacities, strict=True)]
+    try:
+        loads = [engine.occupied_blocks / engine.capacity_blocks for engine in engines]
+    except ZeroDivisionError:  # a capacity is unknown
+        loads = [engine.occupied_blocks for engine in engines]
     least = min(loads)
     if not overlap:
         return rng.choice([e for e, load in zip(engines, loads, strict=True) if load == least])

@@ -13,15 +13,15 @@ import re
 from array import array
 from collections.abc import Mapping
 from itertools import islice
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 from xxhash import xxh3_64_digest, xxh3_64_intdigest
 
 PrefixKey = int
 """Hash of a prompt up to the end of one of its chunks, 64 bits."""
-RawJson = bytes | msgspec.Raw
-"""JSON of one field as it came."""
+RawJson = Any
+"""JSON of one field as it came: bytes or msgspec.Raw, which is no bytes though its stub says so."""
 
 CHUNK = 256
 """Bytes of prompt text per key."""

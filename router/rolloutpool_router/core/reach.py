@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 
 from rolloutpool_router.core.admission import headroom
-from rolloutpool_router.core.fitting import Ask
+from rolloutpool_router.core.fitting import CLOSE, Ask
 from rolloutpool_router.core.occupancy import Occupancy
 from rolloutpool_router.core.placement import EngineLoad
 
@@ -70,6 +70,9 @@ class Openings:
     def _look_for(self, ask: Ask) -> None:
         """Look at all engines for a session that asks something else."""
         self._ask = ask
+        if ask.most + CLOSE <= self._occupancy.least_room():
+            self.fitting = bytearray(self.all)
+            return
         self.fitting = bytearray(len(self.all))
         if 1 in self.all:
             self._look_at(range(len(self.all)), ask)

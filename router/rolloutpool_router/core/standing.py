@@ -13,7 +13,7 @@ from collections.abc import Mapping, Set
 from dataclasses import dataclass, replace
 from enum import Enum, StrEnum
 
-from rolloutpool_router.core.health import HEALTHY, UNANSWERED_PROBES, EngineHealth
+from rolloutpool_router.core.health import HEALTHY, MOST_TRIALS, UNANSWERED_PROBES, EngineHealth
 from rolloutpool_router.core.view import Engine
 
 
@@ -195,8 +195,11 @@ def _ejected(health: EngineHealth, now: float, *, void: bool) -> str:
     assert ejection is not None
     if void:
         return f"{ejection.why}; {TRIED_ALL_THE_SAME}"
-    if ejection.trying:
-        return f"{ejection.why}; a trial is under way"
+    why = ejection.why
+    if ejection.trials:
+        why += f"; trials under way: {ejection.trials}"
+    if ejection.trials >= MOST_TRIALS:
+        return why
     if now < ejection.trial_from:
-        return f"{ejection.why}; the next trial in {ejection.trial_from - now:.1f} s"
-    return f"{ejection.why}; the next generation is its trial"
+        return f"{why}; the next trial in {ejection.trial_from - now:.1f} s"
+    return f"{why}; the next generation is a trial"

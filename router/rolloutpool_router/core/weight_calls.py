@@ -10,9 +10,11 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
+
+from rolloutpool_router.core.outcomes import Outcome, error_object
 
 
 class Merge(StrEnum):
@@ -103,6 +105,22 @@ INIT, WORLD_SIZE = CALLS["/init_weight_transfer_engine"], CALLS["/get_world_size
 RESUME, WAKE = CALLS["/resume"], CALLS["/wake_up"]
 
 
+class CallError(StrEnum):
+    """What may be wrong with a call: the `code` of its answer's error."""
+
+    INVALID = "invalid_call"
+    UNAUTHORIZED = "unauthorized"
+    WRONG_METHOD = Outcome.WRONG_METHOD
+    TOO_LARGE = Outcome.TOO_LARGE
+    GROUP_BROKEN = "weight_group_broken"
+    """The weight group lacks a member: it must be formed anew."""
+    BUSY = "too_many_calls"
+    NO_ENGINE = Outcome.NO_ENGINE
+    NOT_READY = Outcome.NOT_READY
+    FAILED = "engine_call_failed"
+    """Some engine did not do it; `results` has all of them."""
+
+
 class BadCall(ValueError):
     """A call that cannot be sent to several engines; the message says what to send instead."""
 
@@ -166,6 +184,13 @@ class Merged:
     status: int
     body: bytes
     content_type: str = "application/json"
+    retryable: bool = False
+    """Nothing was done, and a later try may succeed."""
+
+
+OVERLOADED = 503
+MAX_TOLD = 8
+"""Most engines whose failure an error's message tells; all are in the list of results."""
 
 
 def merge(call: Call, results: Sequence[EngineResult], stale: Mapping[str, str] | None = None) -> Merged:
@@ -203,16 +228,31 @@ def listing(
 ) -> Merged:
     """All results one by one, under the worst of their statuses unless another is given."""
     results = tuple(results)
-    failed = [item.status if item.status >= 400 else 502 for item in results if not item.ok]
-    body = {"error": error} if error else {}
-    body |= dict(extra or {})
+    failed = [item for item in results if not item.ok]
+    status = status or max((item.status if item.status >= 400 else 502 for item in failed), default=200)
+    body: dict[str, Any] = {}
+    if status >= 400:
+        body["error"] = _error(status, CallError.FAILED, error or _told(failed, len(results)))
     entries = [item.listed((stale or {}).get(item.engine)) for item in results]
-    return _made(status or max(failed, default=200), body | {"results": entries})
+    return _made(status, body | dict(extra or {}) | {"results": entries})
 
 
-def refusal(status: int, message: str) -> Merged:
+def refusal(status: int, code: CallError, message: str) -> Merged:
     """The answer to a call that was sent to no engine."""
-    return _made(status, {"error": message})
+    made = _made(status, {"error": _error(status, code, message)})
+    return replace(made, retryable=status == OVERLOADED)
+
+
+def _error(status: int, code: CallError, message: str) -> dict[str, str | None]:
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    if status == OVERLOADED:
+        kind = "overloaded_error"
+    return error_object(message, error_type=kind, code=code.value)
+
+
+def _told(failed: Sequence[EngineResult], engines: int) -> str:
+    why = "; ".join(f"{item.engine}: {item.why()}" for item in failed[:MAX_TOLD])
+    return f"{len(failed)} of {engines} engines failed: {why}"
 
 
 def read_object(body: bytes) -> dict[str, Any]:

@@ -150,6 +150,12 @@ def stale(state: Weights) -> dict[str, str]:
     return {name: reason for name, reason in reasons.items() if reason}
 
 
+def all_stale(state: Weights, names: Iterable[str]) -> bool:
+    """Whether none of these engines is known to have the pool's weights; False where there are none."""
+    lagging, names = stale(state), tuple(names)
+    return bool(names) and all(name in lagging for name in names)
+
+
 def paused(state: Weights, now: float, by: PauseCause) -> Weights:
     """The pool is paused; a pause that lasts already goes on as it is, but sleep replaces pause."""
     if state.pause is None or state.pause.by in (PauseCause.STARTING, PauseCause.FOUND):

@@ -4,7 +4,7 @@ What a call means is decided in `core.weight_calls` and `core.weights`; this pac
 must not decide which weights are right, retry a weight update, or let a token out.
 """
 
-from rolloutpool_router.weights.listener import build_weights_app, serving_weights
+from rolloutpool_router.weights.listener import serving_weights
 from rolloutpool_router.weights.metrics import WeightsCollector
 from rolloutpool_router.weights.pause import PauseGate
 from rolloutpool_router.weights.sync import WeightSync
@@ -15,6 +15,5 @@ __all__ = [
     "TokenFile",
     "WeightSync",
     "WeightsCollector",
-    "build_weights_app",
     "serving_weights",
 ]

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import io
-import socket
 from collections.abc import Mapping
-
-import aiohttp
 
 from rolloutpool_router.core.weight_calls import EngineResult
 from rolloutpool_router.core.weights import Observation
-from rolloutpool_router.wire.sockets import probe_socket
+from rolloutpool_router.wire.client import ConnectionLost, Origin, Unreachable, Upstream
+from rolloutpool_router.wire.heads import origin_form
 
-CONNECT_SECONDS = 5.0
-"""How long an engine may take to accept a connection."""
 CALL_SECONDS = 3600.0
 """How long an engine may take to answer a call that changes something: a weight update, or a pause that waits
 for all running requests, may take many minutes."""
@@ -23,24 +18,21 @@ READ_SECONDS = 10.0
 LOOK_SECONDS = 5.0
 """The same for the router's own look at an engine, for which control calls wait."""
 MAX_ANSWER_BYTES = 16 * 2**20
-WHOLE_BODY_BYTES = 2**20
-"""Larger bodies are sent piece by piece, so that one does not hold up everything else."""
 UNREACHABLE, TIMED_OUT = 502, 504
 
 
 class Engines:
-    """HTTP client for control calls. Each goes over a connection of its own, and none is sent twice."""
+    """Sends control calls. Each goes over a connection of its own, and none is sent twice.
+
+    A kept connection may be closed by its engine just when a call is sent: nobody would know what came of it.
+    """
 
     def __init__(self) -> None:
-        """Must be called within a running event loop."""
-        self._session = aiohttp.ClientSession(
-            connector=aiohttp.TCPConnector(limit=0, force_close=True, socket_factory=_probed_socket),
-            cookie_jar=aiohttp.DummyCookieJar(),
-        )
+        self._upstream = Upstream(most_idle=0)
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._session.close()
+        await self._upstream.close()
 
     async def ask_all(
         self,
@@ -88,25 +80,26 @@ class Engines:
             seconds: longest time until the whole answer; by default as the method needs.
         """
         limit = seconds or (READ_SECONDS if method == "GET" else CALL_SECONDS)
-        timeout = aiohttp.ClientTimeout(total=limit, sock_connect=CONNECT_SECONDS)
-        headers = {"Content-Type": "application/json"} if body else {}
+        headers = [(b"Content-Type", b"application/json")] if body else []
         error, status, refused = "", UNREACHABLE, False
         try:
-            async with self._session.request(
-                method,
-                url + target,
-                data=_payload(body),
-                headers=headers,
-                timeout=timeout,
-                allow_redirects=False,
-            ) as answer:
-                return await _read(engine, url, answer)
-        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as failure:
+            async with asyncio.timeout(limit):
+                origin, path = Origin.of(url), origin_form(url + target)
+                async with await self._upstream.request(origin, method, path, headers, body) as answer:
+                    head = answer.head
+                    return EngineResult(
+                        engine=engine,
+                        url=url,
+                        status=head.status,
+                        body=await answer.read(MAX_ANSWER_BYTES),
+                        content_type=head.headers.get("content-type") or "application/json",
+                    )
+        except (Unreachable, ValueError) as failure:
             error, refused = f"no connection: {failure}", True
         except TimeoutError:
             error, status = f"no answer within {limit:.0f} s", TIMED_OUT
-        except aiohttp.ClientError as failure:
-            error = f"the connection broke: {failure or type(failure).__name__}"
+        except ConnectionLost as failure:
+            error = f"the connection broke: {failure}"
         return EngineResult(engine=engine, url=url, status=status, error=error, refused=refused)
 
     async def look(self, engine: str, url: str) -> Observation:
@@ -123,35 +116,7 @@ class Engines:
         )
 
 
-def _probed_socket(address: aiohttp.AddrInfoType) -> socket.socket:
-    family, kind, protocol, *_ = address
-    made = socket.socket(family=family, type=kind, proto=protocol)
-    probe_socket(made)  # a machine that is gone is noticed within 35 s, not after CALL_SECONDS
-    return made
-
-
-def _payload(body: bytes) -> bytes | io.BytesIO | None:
-    if not body:
-        return None
-    return body if len(body) <= WHOLE_BODY_BYTES else io.BytesIO(body)
-
-
 def _connected(info: EngineResult, pause: EngineResult) -> bool | None:
     if info.refused and pause.refused:
         return False
     return None if info.error and pause.error else True
-
-
-async def _read(engine: str, url: str, answer: aiohttp.ClientResponse) -> EngineResult:
-    pieces, size = [], 0
-    async for piece in answer.content.iter_any():
-        size += len(piece)
-        if size > MAX_ANSWER_BYTES:
-            answer.close()
-            error = f"the answer is longer than {MAX_ANSWER_BYTES} bytes"
-            return EngineResult(engine=engine, url=url, status=UNREACHABLE, error=error)
-        pieces.append(piece)
-    kind = answer.headers.get("Content-Type", "application/json")
-    return EngineResult(
-        engine=engine, url=url, status=answer.status, body=b"".join(pieces), content_type=kind
-    )

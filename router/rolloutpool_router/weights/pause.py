@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 
 
 class PauseGate:
@@ -11,23 +12,34 @@ class PauseGate:
     def __init__(self) -> None:
         """Be open; for ever, where nobody closes it."""
         self.is_open = True
-        self.waiting = 0
-        """Requests that wait for it to open."""
+        self.held: Counter[str] = Counter()
+        """Requests that wait for it to open, by class."""
         self.epoch = 0
         """How often it closed: tells of a pause that came and went."""
         self._shut = False
         self._changed = asyncio.Event()
         self._changed.set()
 
-    async def wait_open(self) -> bool:
-        """Wait until the gate is open; False if the router shuts down first."""
-        self.waiting += 1
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for it to open."""
+        return self.held.total()
+
+    async def wait_open(self, class_name: str) -> bool:
+        """Let a request of this class wait until the gate is open; False if the router shuts down first."""
+        self.held[class_name] += 1
         try:
             while not self.is_open and not self._shut:
                 await self._changed.wait()
         finally:
-            self.waiting -= 1
+            self.held[class_name] -= 1
+            if not self.held[class_name]:
+                del self.held[class_name]
         return self.is_open
+
+    def has_stayed_open(self, epoch: int) -> bool:
+        """Whether it is open and did not close since that epoch."""
+        return self.is_open and self.epoch == epoch
 
     def close(self) -> None:
         """Hold requests from now on."""

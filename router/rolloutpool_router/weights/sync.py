@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from rolloutpool_router.core.weight_calls import (
     WORLD_SIZE,
     BadCall,
     Call,
+    CallError,
     Effect,
     EngineResult,
     Merged,
@@ -88,6 +90,8 @@ class WeightSync:
         self._pausing: deque[Pause] = deque()
         """Calls that pause the pool and wait or run, the next or running one first."""
         self._running: set[asyncio.Task[Merged]] = set()
+        self._unserved_since: int | None = None
+        """Since when no engine that sessions live on may be used, in Unix seconds; None: some may."""
         gate.close()
         fleet.on_apply = self._take_list
 
@@ -113,7 +117,9 @@ class WeightSync:
         if not call.alone:
             return await self._send(call, query, body)
         if self.waiting >= MAX_WAITING_CALLS:
-            return refusal(503, f"{self.waiting} calls wait already: send this one again later")
+            return refusal(
+                503, CallError.BUSY, f"{self.waiting} calls wait already: send this one again later"
+            )
         pause = self._hold(call)
         self.waiting += 1
         try:
@@ -182,11 +188,13 @@ class WeightSync:
 
     def snapshot(self) -> SnapshotWeights:
         """What the operator is told."""
-        pause = self._pause()
+        pause, stale = self._pause(), sorted(self.stale().items())
         return SnapshotWeights(
             version=self.state.wanted,
             paused_seconds=round(self._clock() - pause.since, 3) if pause else 0.0,
-            stale_engines=sorted(self.stale()),
+            stale_engines=[name for name, _ in stale],
+            stale_because=stale[0][1] if stale else "",
+            unserved_since=self._unserved_since,
             membership_epoch=self.state.epoch,
         )
 
@@ -233,11 +241,13 @@ class WeightSync:
             gone = "; ".join(f"{name} {why}" for name, why in whom.absent.items())
             return refusal(
                 409,
+                CallError.GROUP_BROKEN,
                 f"the weight group is not whole ({gone}): nothing was sent. Form it anew with"
                 " /init_weight_transfer_engine",
             )
         if not whom.engines:
-            return refusal(503, "no engine of the pool answers: wait until GET /health is 200")
+            wait = "no engine of the pool answers: wait until GET /health is 200"
+            return refusal(503, CallError.NO_ENGINE, wait)
         try:
             if call.effect in (Effect.INIT, Effect.FINISH, Effect.VERSION):
                 read_object(body)
@@ -245,7 +255,7 @@ class WeightSync:
             if call.effect is Effect.UPDATE:
                 check_update(body, len(whom.engines))
         except BadCall as error:
-            return refusal(400, str(error))
+            return refusal(400, CallError.INVALID, str(error))
         return None
 
     async def _fan_out(self, call: Call, query: str, body: bytes, whom: Targets) -> Merged:
@@ -282,7 +292,7 @@ class WeightSync:
         try:
             return dict(zip(urls, init_bodies(body, sizes), strict=True))
         except BadCall as error:
-            return refusal(400, str(error))
+            return refusal(400, CallError.INVALID, str(error))
 
     def _take_results(
         self, call: Call, results: tuple[EngineResult, ...], body: bytes, query: Mapping[str, str]
@@ -363,6 +373,12 @@ class WeightSync:
             if old.get(name) != why:
                 log.warning("engine %s gets no requests: it %s", name, why)
             self._fleet.bar(name, Bar.STALE_WEIGHTS)
+        homes = (name for name, engine in self._fleet.engines.items() if engine.holds_sessions)
+        if not weights.all_stale(state, homes):
+            self._unserved_since = None
+        elif self._unserved_since is None:
+            self._unserved_since = int(time.time())
+            log.error("no engine has the pool's weights: requests wait for a whole weight update")
 
     def _move_gate(self) -> None:
         pause = self._pause()

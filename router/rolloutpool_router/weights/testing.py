@@ -185,7 +185,7 @@ async def running_pool(
         )
         watching = asyncio.create_task(sync.watch())
         try:
-            listener = serving_weights(sync, TokenFile(token), host=HOST, port=0, data_url=router.url)
+            listener = serving_weights(sync, TokenFile(token), host=HOST, port=0, data=router.router.handle)
             async with listener as port:
                 if settled:
                     await until(lambda: sync.gate.is_open)

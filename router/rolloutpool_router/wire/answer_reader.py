@@ -118,13 +118,16 @@ class AnswerReader:
         self._fruitless += len(data)
         self._parse(data)
         if self.framing is _CHUNKED:
-            # Where in `data` the answer ended is not known, so nothing of it can be passed on.
-            self._tail = data[-6:] if len(data) >= 6 else (self._tail + data)[-6:]
-            if self.extra or (self.complete and _overruns(self._tail)):
-                raise BadMessage(502, "the engine sent bytes after the end of its answer")
-            if self._fruitless > MAX_HEAD_BYTES:
-                raise BadMessage(502, "the engine's chunk extensions or trailers are too long")
+            self._check_chunks(data)
         return data
+
+    def _check_chunks(self, data: bytes) -> None:
+        # Where in `data` the answer ended is not known, so nothing of it can be passed on.
+        self._tail = data[-6:] if len(data) >= 6 else (self._tail + data)[-6:]
+        if self.extra or (self.complete and _overruns(self._tail)):
+            raise BadMessage(502, "the engine sent bytes after the end of its answer")
+        if self._fruitless > MAX_HEAD_BYTES:
+            raise BadMessage(502, "the engine's chunk extensions or trailers are too long")
 
     def feed_eof(self) -> bool:
         """The engine closed its side; whether that was the end of an answer."""

@@ -9,21 +9,24 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice, takewhile
 from types import TracebackType
 from typing import Self
 
-from rolloutpool_router.wire.engine import HELD_BYTES, ConnectionLost, EngineConnection, Origin, Unreachable
+from rolloutpool_router.wire.engine import ConnectionLost, EngineConnection, NotSent, Origin, Unreachable
 from rolloutpool_router.wire.exchange import Exchange
 from rolloutpool_router.wire.heads import Headers, ResponseHead, encode, encode_head, origin_form
 from rolloutpool_router.wire.names import Names
 
-__all__ = ["Answer", "ConnectionLost", "Fetched", "Origin", "Unreachable", "Upstream", "fetch"]
+__all__ = ["Answer", "ConnectionLost", "Fetched", "NotSent", "Origin", "Unreachable", "Upstream", "fetch"]
 
 CONNECT_TIMEOUT_SECONDS = 5.0
 IDLE_SECONDS = 4.0
 """How long an idle connection is kept; vLLM closes its own after 5 s by default."""
 MAX_IDLE = 1024
 """Idle connections kept for one origin."""
+MOST_CLOSED_AT_ONCE = 100
+"""Idle connections that are closed before others get the event loop, about 1 ms."""
 _MADE_HERE = frozenset({b"host", b"content-length", b"transfer-encoding", b"connection"})
 _WITHOUT_BODY = frozenset({"GET", "HEAD", "DELETE", "OPTIONS", "TRACE"})
 
@@ -54,6 +57,11 @@ class Answer:
         return self._connection.last_byte_at
 
     @property
+    def has_body(self) -> bool:
+        """Whether any byte of the body was taken, be it of its framing."""
+        return self._connection.has_body
+
+    @property
     def is_held(self) -> bool:
         """Whether reading from the engine is paused, since the client does not take what came."""
         return self._connection.reading_paused
@@ -75,35 +83,6 @@ class Answer:
         await self._connection.whole()
         self.close()
         return b"".join(self._pieces)
-
-    async def pieces(self) -> AsyncIterator[bytes]:
-        """The body as it comes; while nobody asks for more, reading from the engine pauses.
-
-        Raises:
-            ConnectionLost: it broke off.
-        """
-        connection = self._connection
-
-        def collect(piece: bytes) -> None:
-            self._pieces.append(piece)
-            self._size += len(piece)
-            if self._size > HELD_BYTES:
-                connection.pause_reading()
-            connection.wake()
-
-        connection.pass_on(pieces=collect)
-        while True:
-            pieces, self._pieces = self._pieces, []
-            self._size = 0
-            for piece in pieces:
-                yield piece
-            if self._pieces:
-                continue
-            if connection.done:
-                break
-            connection.resume_reading()
-            await connection.more()
-        self.close()
 
     async def relay(
         self,
@@ -153,7 +132,9 @@ class Answer:
 class Upstream:
     """HTTP client with kept connections, the latest used first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, most_idle: int = MAX_IDLE) -> None:
+        """Keep up to `most_idle` idle connections for each origin; 0: each request has one of its own."""
+        self._most_idle = most_idle
         self._idle: dict[Origin, dict[EngineConnection, None]] = {}
         """By origin, the longest idle first."""
         self._open: set[EngineConnection] = set()
@@ -183,6 +164,7 @@ class Upstream:
         rest: AsyncIterator[bytes] | None = None,
         length: int | None = None,
         connect_timeout: float = CONNECT_TIMEOUT_SECONDS,
+        may_send: Callable[[], bool] | None = None,
     ) -> Answer:
         """Send a request; its answer once the head is there.
 
@@ -196,9 +178,11 @@ class Upstream:
                 answer arrives, and dropped where the answer ends before it.
             length: bytes of `body` and `rest` together; None: not known, they are sent in chunks.
             connect_timeout: in seconds.
+            may_send: asked when there is a connection, right before the first byte is written.
 
         Raises:
             Unreachable: no connection was made.
+            NotSent: `may_send` said no.
             ConnectionLost: it broke before the head of an answer.
         """
         if self._closed:
@@ -207,6 +191,9 @@ class Upstream:
         connection = self._take(origin)
         if connection is None:
             connection = await self._connect(origin, connect_timeout)
+        if may_send is not None and not may_send():
+            self._keep(connection, connection.loop.time())
+            raise NotSent(f"{origin.authority}: nothing was sent")
         self._open.add(connection)
         try:
             if rest is None:
@@ -241,13 +228,16 @@ class Upstream:
         if connection not in self._open:
             return
         self._open.remove(connection)
-        if not connection.finish():
-            return
+        if connection.finish():
+            self._keep(connection, connection.last_byte_at)
+
+    def _keep(self, connection: EngineConnection, since: float) -> None:
+        """Keep a connection that carries nothing since then, in seconds of the event loop's clock."""
         kept = self._idle.setdefault(connection.origin, {})
-        if self._closed or len(kept) >= MAX_IDLE:
+        if self._closed or len(kept) >= self._most_idle:
             connection.close()
             return
-        connection.idle_since = connection.last_byte_at
+        connection.idle_since = since
         kept[connection] = None
         if self._timer is None:
             self._timer = connection.loop.call_later(1.0, self._sweep)
@@ -292,18 +282,21 @@ class Upstream:
             kept.pop(connection, None)
 
     def _sweep(self) -> None:
-        """Close what has been idle too long."""
+        """Close what has been idle too long, some of it at a time."""
         self._timer = None
         loop = asyncio.get_running_loop()
         oldest = loop.time() - IDLE_SECONDS
+        room = MOST_CLOSED_AT_ONCE
         for origin, kept in list(self._idle.items()):
-            for connection in [each for each in kept if each.idle_since < oldest]:
+            ended = takewhile(lambda each: each.idle_since < oldest, kept)
+            for connection in list(islice(ended, room)):
+                room -= 1
                 del kept[connection]
                 connection.close()
             if not kept:
                 del self._idle[origin]
         if self._idle:
-            self._timer = loop.call_later(1.0, self._sweep)
+            self._timer = loop.call_later(1.0 if room else 0.01, self._sweep)
 
 
 def _both(first: Callable[[bytes], None] | None, second: Callable[[bytes], None]) -> Callable[[bytes], None]:

@@ -47,7 +47,7 @@ class Limits:
     max_connections: int = 65536
     """Beyond, connections are answered with 503 and closed."""
     sweep_seconds: float = 1.0
-    """How often the times above are looked at."""
+    """About how often the times above are looked at, for each connection."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -406,12 +406,15 @@ class ClientConnection(asyncio.Protocol):
         """Parse what waits, and read on, as far as it may be held."""
         if not self._stopped or self._closing:
             return
-        rest, self._rest = self._rest, b""
-        self._feed(rest)
+        self._feed(self._take_rest())
         if not self._rest and self._stopped and not self._closing:
             self._stopped = False
             self._heard_at = self._server.now
             self.transport.resume_reading()
+
+    def _take_rest(self) -> bytes | memoryview:
+        rest, self._rest = self._rest, b""
+        return rest
 
     async def drained(self) -> None:
         """Wait until the client's buffer has room."""

@@ -25,14 +25,11 @@ class Unreachable(Exception):
 
 
 class ConnectionLost(Exception):
-    """It broke, or answered garbage, after the request or a part of it was sent: it may have run.
+    """It broke, or answered garbage, after the request or a part of it was sent: it may have run."""
 
-    `stale`: a kept connection was closed without a byte of an answer, most likely before it saw the request.
-    """
 
-    def __init__(self, message: str, *, stale: bool = False) -> None:
-        super().__init__(message)
-        self.stale = stale
+class NotSent(Exception):
+    """There is a connection, but the request is not to be sent now: the other side saw nothing of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,13 +90,13 @@ class EngineConnection(asyncio.Protocol):
         "_sender",
         "_waiter",
         "_writing_paused",
+        "has_body",
         "idle_since",
         "last_byte_at",
         "loop",
         "on_gone",
         "origin",
         "reading_paused",
-        "requests",
         "transport",
     )
 
@@ -119,8 +116,8 @@ class EngineConnection(asyncio.Protocol):
         """The event loop's clock when the latest bytes came, in seconds."""
         self.idle_since = 0.0
         """The same when it was last given back."""
-        self.requests = 0
-        """How many requests it has carried."""
+        self.has_body = False
+        """Some of the answer's body was read."""
         self._reader = AnswerReader()
         self._phase = _IDLE
         self._raw: Callable[[bytes], None] | None = None
@@ -144,7 +141,7 @@ class EngineConnection(asyncio.Protocol):
         """Write a request's head and (the beginning of) its body; `to_head`: it is a HEAD."""
         self._reader.begin(to_head=to_head)
         self._phase = _HEAD
-        self.requests += 1
+        self.has_body = False
         if len(body) <= ONE_WRITE_BYTES:
             self.transport.write(head + body)
         else:
@@ -363,6 +360,7 @@ class EngineConnection(asyncio.Protocol):
         """Parse a piece of the body, and pass it on."""
         if self._error is not None:
             return
+        self.has_body = True
         reader = self._reader
         try:
             data = reader.feed_body(data)
@@ -396,8 +394,7 @@ class EngineConnection(asyncio.Protocol):
     def _loss(self, exc: Exception | None) -> ConnectionLost:
         why = f": {exc}" if exc else ""
         if self._phase is _HEAD:
-            stale = self.requests > 1 and self._reader.head_bytes == 0
-            return ConnectionLost(f"the engine closed the connection without an answer{why}", stale=stale)
+            return ConnectionLost(f"the engine closed the connection without an answer{why}")
         return ConnectionLost(f"the engine's answer broke off{why}")
 
     def _fail(self, error: BaseException) -> None:

@@ -53,6 +53,7 @@ class Exchange:
         "body_length",
         "closes",
         "ended",
+        "has_own_head",
         "head",
         "left",
         "room",
@@ -69,6 +70,8 @@ class Exchange:
         """All of the body has arrived."""
         self.started = False
         """The head of an answer was written."""
+        self.has_own_head = False
+        """The answer began with `start`, before there was one of an engine."""
         self.ended = False
         """All of the answer was written."""
         self.closes = False
@@ -101,15 +104,16 @@ class Exchange:
             await self._arrival(limit)
         return self._take()
 
-    async def body_rest(self) -> AsyncIterator[bytes]:
+    def body_rest(self) -> AsyncIterator[bytes]:
         """What follows that which `read_body` gave. While nobody asks, reading from the client pauses."""
-        while True:
-            if self._pieces:
-                yield self._take()
-            elif self.body_complete:
-                return
-            else:
-                await self._arrival(1)
+        return _Rest(self)
+
+    async def _next_piece(self) -> bytes:
+        while not self._pieces:
+            if self.body_complete:
+                raise StopAsyncIteration
+            await self._arrival(1)
+        return self._take()
 
     async def _arrival(self, size: int) -> None:
         """Wait until so many bytes are held, or the body is complete."""
@@ -193,12 +197,7 @@ class Exchange:
     def start(self, status: int, headers: Iterable[tuple[str, str]]) -> None:
         """Begin an answer of unknown length: in chunks, for HTTP/1.0 up to the end of the connection."""
         self._start_stream(status_line(status), _encoded(headers))
-
-    async def write(self, data: bytes) -> None:
-        """Write a piece of a started answer; waits while the client's buffer is full."""
-        self.write_piece(data)
-        if self._connection.writing_paused:
-            await self._connection.drained()
+        self.has_own_head = True
 
     def end(self) -> None:
         """End a started answer."""
@@ -293,6 +292,19 @@ class Exchange:
     def watch_writing(self, pause: Callable[[], None] | None, resume: Callable[[], None] | None) -> None:
         """Call `pause` when the client's buffer is full, and `resume` when it has room again."""
         self._connection.watch_writing(pause, resume)
+
+
+class _Rest:
+    """The pieces of a body as they come: no asynchronous generator, since mypyc compiles none."""
+
+    def __init__(self, exchange: Exchange) -> None:
+        self._exchange = exchange
+
+    def __aiter__(self) -> _Rest:
+        return self
+
+    async def __anext__(self) -> bytes:
+        return await self._exchange._next_piece()
 
 
 def _expects_continue(head: RequestHead) -> bool:

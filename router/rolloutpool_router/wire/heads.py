@@ -67,6 +67,14 @@ class Headers:
         return None if value is None else decode(value)
 
     @property
+    def repeated(self) -> list[str]:
+        """Lower-case names that come more than once; mostly none."""
+        names = self.names
+        if len(set(names)) == len(names):
+            return []
+        return [name.decode("latin-1") for name in dict.fromkeys(names) if names.count(name) > 1]
+
+    @property
     def lower(self) -> Mapping[str, str]:
         """Value by lower-case name; several of one name are joined by ", " (RFC 9110, section 5.3)."""
         if self._lower is None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import OrderedDict
+from itertools import islice
 
 from rolloutpool_router.wire.connection import ClientConnection, Handler, Limits
 from rolloutpool_router.wire.exchange import Exchange
@@ -13,6 +15,8 @@ __all__ = ["Exchange", "Handler", "Limits", "Server"]
 log = logging.getLogger(__name__)
 
 BACKLOG = 4096
+MOST_AT_ONCE = 256
+"""Connections whose limits in time are looked at before others get the event loop, under 1 ms."""
 
 
 class Server:
@@ -27,10 +31,11 @@ class Server:
         self.handler = handler
         self.limits = limits or Limits()
         self.now = 0.0
-        """The event loop's clock at the latest sweep, in seconds."""
+        """The event loop's clock when it was last looked at, in seconds."""
         self.leaving = False
         """Answers ask their clients to connect elsewhere next time."""
-        self._connections: set[ClientConnection] = set()
+        self._connections: OrderedDict[ClientConnection, None] = OrderedDict()
+        """Those that were looked at longest ago first."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._listener: asyncio.Server | None = None
         self._sweep_timer: asyncio.TimerHandle | None = None
@@ -77,21 +82,24 @@ class Server:
             self._sweep_timer.cancel()
 
     def _sweep(self) -> None:
+        """Look at some connections, so often that each has its turn about every `sweep_seconds`."""
         self.now = self.loop.time()
-        for connection in list(self._connections):
+        for connection in list(islice(self._connections, MOST_AT_ONCE)):
+            self._connections.move_to_end(connection)
             connection.sweep(self.now)
-        self._sweep_timer = self.loop.call_later(self.limits.sweep_seconds, self._sweep)
+        part = min(1.0, MOST_AT_ONCE / max(1, len(self._connections)))
+        self._sweep_timer = self.loop.call_later(part * self.limits.sweep_seconds, self._sweep)
 
     # What connections call
 
     def add(self, connection: ClientConnection) -> int:
         """Count a connection; how many there are with it."""
-        self._connections.add(connection)
+        self._connections[connection] = None
         return len(self._connections)
 
     def remove(self, connection: ClientConnection) -> None:
         """Forget a connection."""
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
 
     def serving(self, task: asyncio.Task[None]) -> None:
         """Remember a connection's task until it is done."""

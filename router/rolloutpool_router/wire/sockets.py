@@ -27,12 +27,8 @@ def allow_open_files() -> int:
 def probe(transport: asyncio.BaseTransport) -> None:
     """Have the kernel probe a quiet connection."""
     sock: socket.socket | None = transport.get_extra_info("socket")
-    if sock is not None:
-        probe_socket(sock)
-
-
-def probe_socket(sock: socket.socket) -> None:
-    """The same for a socket."""
+    if sock is None:
+        return
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in PROBES.items():
         if (option := getattr(socket, name, None)) is not None:

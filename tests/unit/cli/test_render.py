@@ -80,6 +80,7 @@ def running() -> RolloutPool:
                     "cap": 40,
                     "active": 12,
                     "waiting": 3,
+                    "held": 310,
                     "oldestWaitSeconds": 4,
                     "footprintBlocks": 14,
                     "residencySeconds": 6,
@@ -123,8 +124,8 @@ def running() -> RolloutPool:
         pytest.param("  decode  1/2    2        r1", id="role"),
         pytest.param("  Drift:     1.3 pp over the last 480 samples (tolerated: 3 pp)", id="drift"),
         pytest.param(
-            "  rlvr   50.0%   51.2%     40   12      0       3        4s      -5    14 blocks  6s         37%"
-            "     Blend",
+            "  rlvr   50.0%   51.2%     40   12      0       3        4s      310   -5    14 blocks  6s"
+            "         37%     Blend",
             id="class",
         ),
         pytest.param(

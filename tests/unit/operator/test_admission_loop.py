@@ -185,6 +185,37 @@ async def test_drift_is_told() -> None:
     assert "MixtureDrift" in [event.reason for event in world.platform.events]
 
 
+def with_weights(*stale: str, why: str = "", unserved: float | None = None) -> AdmissionSnapshot:
+    weights = {"staleEngines": list(stale), "staleBecause": why, "unservedSince": unserved}
+    return AdmissionSnapshot.model_validate({**snapshot(applied=1).to_wire(), "weights": weights})
+
+
+async def test_a_pool_whose_engines_all_lack_the_weights_is_not_ready() -> None:
+    world = await World(engine__rl={"enabled": True, "tokenSecretRef": {"name": "t"}}).serving()
+    await world.tick()
+    assert world.reason(ConditionType.READY) == "Ready"
+
+    world.reader.snapshots["http://router"] = with_weights("e-0", why="failed")
+    assert await world.tick()
+    assert (world.status.phase, world.reason(ConditionType.WEIGHTS_CONSISTENT)) == ("Ready", "StaleWeights")
+    world.reader.snapshots["http://router"] = with_weights("e-0", "e-1", why="failed")
+    assert await world.tick(), "which engines lack them is worth a write"
+    assert not await world.tick()
+
+    world.reader.snapshots["http://router"] = with_weights("e-0", "e-1", why="failed", unserved=60.0)
+    assert await world.tick()
+    assert world.status.phase == "Degraded"
+    assert world.reason(ConditionType.READY) == "NoEngineHasCurrentWeights"
+    assert "NoEngineHasCurrentWeights" in [event.reason for event in world.platform.events]
+    assert not await world.tick(), "the time in it is when it began"
+
+    await world.reconcile()
+    assert world.reason(ConditionType.READY) == "NoEngineHasCurrentWeights", "also after a reconcile"
+    world.reader.snapshots["http://router"] = with_weights()
+    assert await world.tick()
+    assert world.reason(ConditionType.READY) == "Ready"
+
+
 async def test_nothing_to_do_before_the_first_reconcile_or_without_a_router() -> None:
     world = World()
     assert not await world.tick()

@@ -10,6 +10,7 @@ from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import AdmissionStatus, EngineAdmission, MixtureStatus
 from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_operator.core.mixture import Trouble, informational, mixture_status
+from rolloutpool_operator.core.throttling import throttled
 from rolloutpool_router.core.control import merge_snapshots
 from rolloutpool_testkit.manifests import pool_manifest
 
@@ -69,11 +70,33 @@ def test_mixture() -> None:
             {"pausedSeconds": 61}, True, "LongPause", "paused the pool for over 60 s", id="a long one"
         ),
         pytest.param(
-            {"version": "7", "staleEngines": ["e-1"]},
+            {"version": "7", "staleEngines": ["e-1"], "staleBecause": "has weights '6', the pool has '7'"},
             False,
             "StaleWeights",
-            "1 engine without the pool's weights (e-1)",
+            "1 engine without the pool's weights (e-1; e-1 has weights '6', the pool has '7'): no request",
             id="one lags behind",
+        ),
+        pytest.param(
+            {
+                "staleEngines": ["e-0", "e-1"],
+                "staleBecause": "failed at /update_weights: status 500: boom",
+                "unservedSince": NOW - 90,
+                "pausedSeconds": 100,
+            },
+            False,
+            "NoEngineHasCurrentWeights",
+            "has the pool's weights since 2027-01-15T07:58:30Z (2 engines without them: e-0, e-1;"
+            " e-0 failed at /update_weights: status 500: boom); requests wait in the router until"
+            " the trainer has sent a whole weight update again: /start_weight_update, /update_weights,"
+            " /finish_weight_update, and /resume",
+            id="none has them",
+        ),
+        pytest.param(
+            {"staleEngines": ["e-1"], "staleBecause": "x" * 500},
+            False,
+            "StaleWeights",
+            "e-1 " + "x" * 119 + "…): no request goes there",
+            id="an engine that says much",
         ),
     ],
 )
@@ -117,6 +140,99 @@ def test_throttled() -> None:
     assert (item.status, item.reason) == (ConditionStatus.TRUE, "CapsReached")
     assert item.message == "a: 7 wait (longest 9 s), 4 of 4 resident"
     assert told(admission=admission())[ConditionType.ADMISSION_THROTTLED].status is ConditionStatus.FALSE
+
+
+def mixture_spec(enforcement: str = "Hard") -> RolloutPoolSpec:
+    workloads = [{"name": "a", "share": 0.5}, {"name": "b", "share": 0.5}]
+    mixture = {"enforcement": enforcement, "tolerancePercentagePoints": 4, "windowSamples": 500}
+    return parse_pool(pool_manifest(workloads=workloads, mixture=mixture)).spec
+
+
+def by_class(*rows: tuple[int, int, int]) -> AdmissionStatus:
+    """Classes a, b, ... with so many waiting, debt, and samples for which they are held."""
+    classes = [
+        {"name": "ab"[i], "cap": 9, "active": 4, "waiting": waiting, "oldestWaitSeconds": 3}
+        | {"debt": debt, "ahead": ahead}
+        for i, (waiting, debt, ahead) in enumerate(rows)
+    ]
+    engines = [{"name": "e0", "capacityBlocks": 9, "protectedBlocks": 9}]
+    return AdmissionStatus.model_validate(
+        {"revision": 1, "policy": "MISA-T", "computedAt": "", "classes": classes, "engines": engines}
+    )
+
+
+def router(*, held: int = 0, paused: float = 0.0, healthy: bool = True) -> AdmissionSnapshot:
+    return AdmissionSnapshot.model_validate(
+        {
+            "router": "r",
+            "takenAt": NOW,
+            "classes": [{"name": "a", "active": 0, "waiting": 0, "held": held}],
+            "engines": [{"name": "e0", "healthy": healthy}],
+            "weights": {"pausedSeconds": paused},
+        }
+    )
+
+
+@pytest.mark.parametrize(
+    ("classes", "snapshots", "reason", "words"),
+    [
+        pytest.param(
+            by_class((5, -21, 21), (0, 21, 0)),
+            (router(),),
+            "HeldForMixture",
+            "a: 5 wait (longest 3 s), 4 of 9 resident, held for the mixture: 21 samples (4.2 points) ahead of"
+            " its share, 10 samples (2.0 points) allowed; behind: b by 21 samples (4.2 points)",
+            id="a class that is ahead",
+        ),
+        pytest.param(
+            by_class((5, -21, 21), (7, 21, 0)),
+            (router(),),
+            "HeldForMixture",
+            "; b: 7 wait (longest 3 s), 4 of 9 resident; behind",
+            id="one is ahead and another finds no room",
+        ),
+        pytest.param(
+            by_class((5, -9, 0)), (router(),), "CapsReached", "a: 5 wait (longest 3 s)", id="ahead, not held"
+        ),
+        pytest.param(
+            by_class((0, 0, 0)),
+            (router(held=300, paused=30),),
+            "HeldByPause",
+            "the pool is paused for new weights: requests held: a 300",
+            id="a pause",
+        ),
+        pytest.param(
+            by_class((0, 0, 0)), (router(held=300, paused=3),), "NotThrottled", "", id="a short pause"
+        ),
+        pytest.param(
+            by_class((2, 0, 0)),
+            (router(held=3, healthy=False), router(held=1, healthy=False)),
+            "NoEngineUp",
+            "no engine may be sent requests: requests held: a 4; a: 2 wait",
+            id="no engine",
+        ),
+        pytest.param(
+            by_class((2, 0, 0)),
+            (router(healthy=False),),
+            "NoEngineUp",
+            "no engine may be sent requests; a: 2 wait",
+            id="no engine, and nobody was in",
+        ),
+        pytest.param(
+            by_class((2, 0, 0)),
+            (router(healthy=False), router()),
+            "CapsReached",
+            "a: 2 wait",
+            id="one router reaches the engine",
+        ),
+    ],
+)
+def test_what_those_who_wait_wait_for(
+    classes: AdmissionStatus, snapshots: tuple[AdmissionSnapshot, ...], reason: str, words: str
+) -> None:
+    found = throttled(mixture_spec(), classes, snapshots, 2)
+    assert found.reason == reason
+    assert words in found.message
 
 
 def test_throttled_by_pressure() -> None:

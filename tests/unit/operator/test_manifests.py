@@ -98,6 +98,28 @@ def test_golden(name: str, groups: tuple[PlanGroup, ...], changes: dict[str, Any
     assert text == path.read_text(), "UPDATE_GOLDEN=1 writes the file anew"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        pytest.param([], ["m", "judge", "actor"], id="names of the model"),
+        pytest.param(["--max-loras=2", "--enable-lora"], ["m"], id="adapters"),
+        pytest.param(["--enable_lora"], ["m"], id="adapters, written otherwise"),
+    ],
+)
+def test_engines_serve_the_names_that_workloads_are_matched_by(
+    arguments: list[str], names: list[str]
+) -> None:
+    """vLLM answers 404 to other names; of adapters it would never ask one whose name is its own."""
+    workloads = [
+        {"name": "a", "share": 0.5, "match": {"models": ["judge", "m"]}},
+        {"name": "b", "share": 0.5, "match": {"models": ["judge", "actor"]}},
+    ]
+    found = engine(children(workloads=workloads, model__name="m", engine__extraArgs=arguments))
+    args = found["spec"]["containers"][0]["args"]
+    start = args.index("--served-model-name") + 1
+    assert args[start : start + len(names) + 1] == [*names, "--host"]
+
+
 def test_equal_pools_give_equal_bytes() -> None:
     assert yaml.safe_dump(list(children().values())) == yaml.safe_dump(list(children().values()))
 

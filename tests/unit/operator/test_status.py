@@ -364,6 +364,67 @@ def test_informational_conditions_stay_until_the_loop_speaks() -> None:
     assert [item.reason for item in found if item.type is ConditionType.DEGRADED] == ["Healthy"]
 
 
+UNSERVED = Condition(
+    type=ConditionType.WEIGHTS_CONSISTENT,
+    status=ConditionStatus.FALSE,
+    reason="NoEngineHasCurrentWeights",
+    message="none has them since 07:58:30",
+)
+
+
+def told_of_weights(item: Condition | None, *, synchronised: bool = True, serving: int = 2) -> Any:
+    """Status of a pool where the loop says this of the weights, or said it before (None)."""
+    seen = replace(
+        observed(engines(Role.AGGREGATED, serving)), weights_url="http://w" if synchronised else ""
+    )
+    part = structure(seen, choice(TWO), Applying())
+    report = AdmissionReport(conditions=(item,) if item is not None else ())
+    return compose(part, report, stored=RolloutPoolStatus(conditions=[UNSERVED]), now="t")
+
+
+def test_a_pool_without_an_engine_that_has_the_weights_is_not_ready() -> None:
+    found = told_of_weights(UNSERVED)
+    ready = next(item for item in found.conditions if item.type is ConditionType.READY)
+    assert (ready.status, ready.reason) == (ConditionStatus.FALSE, "NoEngineHasCurrentWeights")
+    assert ready.message == "WeightsConsistent: none has them since 07:58:30"
+    assert (ready.observed_generation, found.phase) == (3, "Degraded")
+
+
+def test_what_is_known_of_the_weights_outlives_the_operator() -> None:
+    assert told_of_weights(None).phase == "Degraded"
+
+
+@pytest.mark.parametrize("reason", ["StaleWeights", "SameWeights"])
+def test_some_engines_with_the_weights_are_enough(reason: str) -> None:
+    assert told_of_weights(UNSERVED.model_copy(update={"reason": reason})).phase == "Ready"
+
+
+def test_without_synchronisation_nothing_is_said_of_weights() -> None:
+    for item in (UNSERVED, None):
+        found = told_of_weights(item, synchronised=False)
+        assert found.phase == "Ready"
+        assert ConditionType.WEIGHTS_CONSISTENT not in {item.type for item in found.conditions}
+
+
+def test_another_reason_not_to_be_ready_goes_first() -> None:
+    found = told_of_weights(UNSERVED, serving=1)
+    ready = next(item for item in found.conditions if item.type is ConditionType.READY)
+    assert (ready.reason, found.phase) == ("Progressing", "Progressing")
+
+
+def test_the_summary_tells_of_requests_that_no_cap_holds() -> None:
+    classes = [{"name": "a", "cap": 16, "active": 11, "waiting": 2, "held": 312, "ahead": 40}]
+    admission = AdmissionStatus.model_validate(
+        {"revision": 1, "policy": "MISA-T", "computedAt": "t", "classes": classes}
+    )
+    part = structure(observed(engines(Role.AGGREGATED, 2)), choice(TWO), Applying())
+    report = AdmissionReport(admission=admission, mixture=MixtureStatus())
+    found = compose(part, report, stored=RolloutPoolStatus(), now="t").summary.classes
+    assert found[0].startswith(
+        "a: 11 of 16 sessions in, 2 waiting (longest 0 s, held for the mixture), 312 requests held;"
+    )
+
+
 def test_long_messages_are_cut() -> None:
     got = conditions(observed(), choice(TWO, message="x" * 5000), Applying())
     assert len(got[ConditionType.PLAN_READY].message) == 1024

@@ -65,7 +65,7 @@ class TestEjection:
         fleet.generation_ended(in_flight, 1, ok=True)
         assert up(fleet, 1) == {"e0", "e1"}
 
-    def test_one_trial_at_a_time(self) -> None:
+    def test_single_trials_bring_it_back(self) -> None:
         fleet = fleet_of()
         fail(fleet)
         due = FIRST_EJECTION_SECONDS
@@ -75,11 +75,38 @@ class TestEjection:
         assert trial is not None
         assert trial.trial
         assert up(fleet, due) == reachable(fleet, due) == {"e1"}
-        assert fleet.generation_begins("e0", 1000) is None
-        assert "under way" in fleet.state("e0", 1000).reason
+        assert fleet.generation_begins("e0", due) is None
+        assert "trials under way: 1; the next trial in 4.0 s" in fleet.state("e0", due).reason
         fleet.generation_ended(trial, 1000, ok=True)
         assert up(fleet, 1000) == {"e0", "e1"}
         assert standing(fleet, now=1000) is Standing.UP
+
+    def test_a_trial_that_is_a_long_rollout_does_not_keep_it_out(self) -> None:
+        fleet = fleet_of()
+        fail(fleet)
+        begun, trials = [], []
+        for second in range(3600):
+            if (trial := fleet.generation_begins("e0", second)) is not None:
+                begun.append(second)
+                trials.append(trial)
+        assert begun == [2, 6, 14, 30]
+        assert len(begun) == health.MOST_TRIALS
+        assert fleet.state("e0", 3600).reason.endswith("trials under way: 4")
+        fleet.generation_ended(trials.pop(0), 3600, ok=None)
+        assert fleet.reachable("e0", 3600), "one that says nothing makes room for the next"
+        fleet.generation_ended(trials.pop(), 3600, ok=True)
+        assert up(fleet, 3600) == {"e0", "e1"}
+
+    def test_trials_that_fail_together_are_followed_by_single_ones(self) -> None:
+        fleet = fleet_of()
+        fail(fleet)
+        trials = [fleet.generation_begins("e0", second) for second in (2, 6, 14)]
+        for trial in trials:
+            assert trial is not None
+            fleet.generation_ended(trial, 20, ok=False)
+        assert fleet.generation_begins("e0", 20 + 15.9) is None
+        assert fleet.generation_begins("e0", 20 + 16) is not None
+        assert fleet.generation_begins("e0", 20 + 16) is None
 
     def test_each_trial_that_fails_doubles_the_wait(self) -> None:
         fleet = fleet_of()
@@ -410,20 +437,22 @@ def test_silent_engines_are_ejected_and_their_open_answers_broken_off() -> None:
     assert up(fleet, second + 1) == {"e0", "e1"}
 
 
-def test_a_trial_without_an_answer_for_too_long_is_followed_by_another() -> None:
+def test_trials_without_an_answer_for_too_long_make_room_for_others() -> None:
     fleet = fleet_of()
-    fleet.stalls.bounds = StallBounds(answer_seconds=10)
+    fleet.stalls.bounds = StallBounds(answer_seconds=100)
     fail(fleet)
-    hangs = fleet.generation_begins("e0", 2)
-    assert hangs is not None
-    for second in range(3, 60):
+    hanging: list[tuple[int, Attempt]] = []
+    for second in range(2, 200):
         generate(fleet, "e1", second, ok=True)
         assert not fleet.stalled_answers(second)
-        if fleet.reachable("e0", second):
-            break
-    assert 12 <= second <= 20
+        if (trial := fleet.generation_begins("e0", second)) is not None:
+            hanging.append((second, trial))
+    times = [second for second, _ in hanging]
+    assert times[: health.MOST_TRIALS] == [2, 6, 14, 30]
+    assert 100 <= times[health.MOST_TRIALS] <= 110
+    for _, trial in hanging:
+        fleet.generation_ended(trial, second, ok=None)
     assert generate(fleet, "e0", second, ok=True)
-    fleet.generation_ended(hangs, second, ok=None)
     assert up(fleet, second) == {"e0", "e1"}
 
 

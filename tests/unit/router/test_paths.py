@@ -39,6 +39,20 @@ CHAT = "/v1/chat/completions"
             Target(Kind.GENERATE, CHAT, "s", "rlvr"),
             id="class-and-session",
         ),
+        pytest.param(
+            "POST",
+            f"/sessions/s/math/hard{CHAT}",
+            "",
+            Target(Kind.GENERATE, CHAT, "s", "agentic"),
+            id="session-and-class",
+        ),
+        pytest.param(
+            "POST",
+            f"/math/sessions/s/math{CHAT}",
+            "",
+            Target(Kind.ADMIN, f"/math{CHAT}", "s", "rlvr"),
+            id="class-once",
+        ),
         pytest.param("POST", "/tokenize", "", Target(Kind.ANY_ENGINE, "/tokenize"), id="tokenize"),
         pytest.param(
             "POST", "/finish_session", "x=1", Target(Kind.FINISH, "/finish_session?x=1"), id="finish"

@@ -70,6 +70,9 @@ def test_where_a_prompt_is_computed(engines: list[PrefillEngine], expected: str 
             {"input": "x", "stream": False, "max_output_tokens": 1},
             id="responses",
         ),
+        pytest.param(
+            {"input": "x"}, {"input": "x", "stream": False, "max_output_tokens": 1}, id="unlimited responses"
+        ),
     ],
 )
 def test_the_first_leg_asks_for_one_token(body: dict[str, Any], expected: dict[str, Any]) -> None:

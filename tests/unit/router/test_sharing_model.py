@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -287,10 +286,9 @@ class Routers(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         """Left alone, routers share all that there is."""
-        world = copy.deepcopy(self.world)
-        world.settle()
-        for key, amount in START.items() if world.routers else ():
-            assert sum(router.caps[key] for router in world.routers.values()) == amount
+        self.world.settle()
+        for key, amount in START.items() if self.world.routers else ():
+            assert sum(router.caps[key] for router in self.world.routers.values()) == amount
 
 
 Routers.TestCase.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)

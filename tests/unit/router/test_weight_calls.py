@@ -39,6 +39,10 @@ def entry(engine: str, status: int, **fields: Any) -> dict[str, Any]:
     return {"engine": engine, "url": f"http://{engine}", "status": status, "ok": status < 300, **fields}
 
 
+def failed(message: str, kind: str = "server_error") -> dict[str, Any]:
+    return {"message": message, "type": kind, "param": None, "code": "engine_call_failed"}
+
+
 LOST = result("b", status=502, error="no connection")
 PAUSED, RUNS = {"is_paused": True}, {"is_paused": False}
 
@@ -84,10 +88,11 @@ PAUSED, RUNS = {"is_paused": True}, {"is_paused": False}
             (
                 502,
                 {
+                    "error": failed("1 of 2 engines failed: b: no connection"),
                     "results": [
                         entry("a", 200, body={"message": "ok"}),
                         entry("b", 502, error="no connection"),
-                    ]
+                    ],
                 },
             ),
             id="one lost: nothing is well",
@@ -95,7 +100,13 @@ PAUSED, RUNS = {"is_paused": True}, {"is_paused": False}
         pytest.param(
             "/update_weights",
             [result("a", "bad", 400), result("b", "bad", 500)],
-            (500, {"results": [entry("a", 400, body="bad"), entry("b", 500, body="bad")]}),
+            (
+                500,
+                {
+                    "error": failed('2 of 2 engines failed: a: status 400: "bad"; b: status 500: "bad"'),
+                    "results": [entry("a", 400, body="bad"), entry("b", 500, body="bad")],
+                },
+            ),
             id="the worst status counts",
         ),
         pytest.param(
@@ -122,7 +133,7 @@ PAUSED, RUNS = {"is_paused": True}, {"is_paused": False}
             (
                 502,
                 {
-                    "error": "an engine's answer has no world_size",
+                    "error": failed("an engine's answer has no world_size"),
                     "results": [entry("a", 200, body={"world_size": 4}), entry("b", 200, body={})],
                 },
             ),
@@ -134,10 +145,11 @@ PAUSED, RUNS = {"is_paused": True}, {"is_paused": False}
             (
                 502,
                 {
+                    "error": failed("1 of 2 engines failed: b: no connection"),
                     "results": [
                         entry("a", 200, body={"world_size": 4}),
                         entry("b", 502, error="no connection"),
-                    ]
+                    ],
                 },
             ),
             id="no sum with an engine lost",
@@ -178,7 +190,9 @@ def test_a_merge_is_all_or_nothing(path: str, results: list[EngineResult]) -> No
         good = good and all(item.field(call.field) is not None for item in results)
     assert (200 <= answer.status < 300) is good
     if answer.status >= 400 and len(results) > 1 and len({item.body for item in results}) > 1:
-        assert len(json.loads(answer.body)["results"]) == len(results)
+        body = json.loads(answer.body)
+        assert len(body["results"]) == len(results)
+        assert body["error"].keys() == {"message", "type", "param", "code"}
 
 
 @given(st.integers(0, 100), st.lists(st.integers(1, 16), max_size=20))

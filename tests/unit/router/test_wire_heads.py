@@ -76,6 +76,17 @@ def test_an_old_client_needs_no_host() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("names", "repeated"),
+    [
+        pytest.param([b"X-A", b"X-B"], [], id="none"),
+        pytest.param([b"X-A", b"X-B", b"x-a", b"x-b", b"x-a"], ["x-a", "x-b"], id="in-any-case"),
+    ],
+)
+def test_headers_that_come_more_than_once(names: list[bytes], repeated: list[str]) -> None:
+    assert Headers((name, b"same") for name in names).repeated == repeated
+
+
 def test_headers_by_name() -> None:
     headers = Headers([(b"X-A", b"1"), (b"x-b", b"2"), (b"x-a", "ä".encode()), (b"X-C", b"\xff")])
     assert headers.get("x-A") == "1"

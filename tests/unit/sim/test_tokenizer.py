@@ -13,6 +13,7 @@ from rolloutpool_sim.emulator.tokenizer import (
     VOCABULARY,
     WORDS,
     decode,
+    detokenize,
     encode,
     encode_chat,
 )
@@ -145,3 +146,12 @@ def test_mixing_spreads_neighbours() -> None:
     values = [mix(1, number) for number in range(1000)]
     assert len({value % 6400 for value in values}) > 900
     assert all(0 <= value < 2**64 for value in values)
+
+
+def test_a_token_that_was_never_read_stands_for_a_word() -> None:
+    """Engines behind a router do not read the same texts: a text that comes back has as many tokens."""
+    unread = list(range(127_000, 127_020))
+    assert len(encode(detokenize(unread))) == len(unread)
+    assert detokenize([END_OF_TURN]) == ""
+    text = "never read, until now 4711"
+    assert detokenize(encode(text)) == text
