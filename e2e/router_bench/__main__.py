@@ -18,7 +18,8 @@ import typer
 from rich.console import Console
 
 from cluster.progress import Steps
-from router_bench import contestants, environment, profiling, report, wrk
+from router_bench import builds, contestants, environment, profiling, report, wrk
+from router_bench.builds import Build
 from router_bench.errors import BenchError
 from router_bench.figures import Report
 from router_bench.parts import latency, memory, requests, scaling, streams
@@ -48,6 +49,11 @@ PARTS = {
     Part.SCALING: scaling.run,
 }
 Pin = Annotated[bool, typer.Option(help="Give the router one processor, and load and engines another.")]
+Compiled = Annotated[bool, typer.Option("--compiled", help="Run our router compiled, as the image does.")]
+Python = Annotated[
+    Path | None,
+    typer.Option(help="Run our router by this interpreter, with the packages of this environment."),
+]
 Seconds = Annotated[float, typer.Option(min=1, help="Length of one measurement.")]
 
 
@@ -69,6 +75,8 @@ def compare(
     rounds: Annotated[int, typer.Option(min=1, help="How often each measurement is repeated.")] = 3,
     seconds: Seconds = 3.0,
     pin: Pin = False,
+    compiled: Compiled = False,
+    python: Python = None,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
     strict: Annotated[bool, typer.Option(help="Exit with 1 where an aim was not reached.")] = False,
 ) -> None:
@@ -83,13 +91,14 @@ def compare(
     for peer in environment.PEERS:
         if peer in routers:
             environment.install(peer, steps)
+    build = builds.build(python, compiled=compiled)
     reports: list[Report] = []
-    with _bench(steps, routers, rounds=rounds, seconds=seconds, pin=pin) as bench:
+    with _bench(steps, routers, rounds=rounds, seconds=seconds, pin=pin, build=build) as bench:
         for part in only or list(Part):
             reports.append(PARTS[part](bench))
             report.show(reports[-1], output)
     if json_file is not None:
-        report.write(json_file, reports, _context(routers, rounds, seconds, pin))
+        report.write(json_file, reports, _context(bench, pin))
         steps.say(f"figures are in {json_file}")
     if strict and report.missed(reports):
         raise typer.Exit(1)
@@ -101,27 +110,33 @@ def profile(
     mode: Annotated[str, typer.Option(help="single (no session ids) or sessions.")] = "single",
     seconds: Seconds = 10.0,
     pin: Pin = False,
+    compiled: Compiled = False,
+    python: Python = None,
 ) -> None:
     """Show where our router spends its time under load (py-spy, sampled)."""
     environment.check_tools()
     steps = Steps(console)
     environment.install(environment.PROFILER, steps)
-    with _bench(steps, [contestants.OURS], rounds=1, seconds=seconds, pin=pin) as bench:
+    build = builds.build(python, compiled=compiled)
+    with _bench(steps, [contestants.OURS], rounds=1, seconds=seconds, pin=pin, build=build) as bench:
         with steps.step(f"sampled {seconds:.0f} s under load"):
             tables = profiling.profile(bench, wrk.Load(mode, prompt_bytes))
         report.show(Report("profile", tables), output)
 
 
 @contextlib.contextmanager
-def _bench(steps: Steps, routers: list[str], *, rounds: int, seconds: float, pin: bool) -> Iterator[Bench]:
+def _bench(
+    steps: Steps, routers: list[str], *, rounds: int, seconds: float, pin: bool, build: Build
+) -> Iterator[Bench]:
     raise_file_limit()
+    output.print(f"{contestants.OURS}: {build.words}", soft_wrap=True, highlight=False)
     with tempfile.TemporaryDirectory(prefix="router-bench-") as folder:
-        yield Bench(steps, Path(folder), PINNED if pin else SHARED, routers, rounds, seconds)
+        yield Bench(steps, Path(folder), PINNED if pin else SHARED, routers, rounds, seconds, build)
 
 
-def _context(routers: list[str], rounds: int, seconds: float, pin: bool) -> dict[str, Any]:
-    versions = {peer: environment.version_of(peer) for peer in environment.PEERS if peer in routers}
-    settings = {"rounds": rounds, "seconds": seconds, "pinned": pin}
+def _context(bench: Bench, pin: bool) -> dict[str, Any]:
+    versions = {peer: environment.version_of(peer) for peer in environment.PEERS if peer in bench.routers}
+    settings = {"rounds": bench.rounds, "seconds": bench.seconds, "pinned": pin, "build": bench.build.words}
     return {"machine": report.machine(), "versions": versions, "settings": settings}
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from cluster.ports import free_ports
 from router_bench import pool
+from router_bench.builds import Build
 from router_bench.engines import CHAT, Engines
 from router_bench.environment import python_of
 from router_bench.processes import HOST, Process, running, wait_for
@@ -40,6 +41,7 @@ class _Setup:
     folder: Path
     idle_seconds: int
     cap: int
+    build: Build
 
 
 def _ours(setup: _Setup) -> list[str]:
@@ -47,7 +49,7 @@ def _ours(setup: _Setup) -> list[str]:
     engines = {f"engine-{index}": url for index, url in enumerate(setup.engines)}
     pool.write(file, engines, idle_seconds=setup.idle_seconds, cap=setup.cap)
     options = ["--name", "bench", "--grace-seconds", "0", "--log-level", "warning", "--pool-file", str(file)]
-    return [sys.executable, "-m", "rolloutpool_router.main", *_listen(setup), *options]
+    return [setup.build.python, "-m", "rolloutpool_router.main", *_listen(setup), *options]
 
 
 def _sglang(setup: _Setup) -> list[str]:
@@ -82,16 +84,20 @@ def started(
     *,
     folder: Path,
     cpus: str | None,
+    build: Build,
     idle_seconds: int = pool.IDLE_SECONDS,
     cap: int = pool.AMPLE_CAP,
 ) -> Iterator[Started]:
     """Run a router within the block, in front of these engines; it has answered a chat when it is entered.
 
-    `idle_seconds` and `cap` are of our router's classes (`pool.write`).
+    `build`, `idle_seconds` and `cap` are of our router; the latter two of its classes (`pool.write`).
     """
     port, metrics_port = free_ports(2)
-    setup = _Setup(port, metrics_port, engines.urls, folder, idle_seconds, cap)
-    with running(name.replace(" ", "-"), _COMMANDS[name](setup), folder=folder, cpus=cpus) as process:
+    setup = _Setup(port, metrics_port, engines.urls, folder, idle_seconds, cap, build)
+    env = build.env if name == OURS else None
+    with running(
+        name.replace(" ", "-"), _COMMANDS[name](setup), folder=folder, cpus=cpus, env=env
+    ) as process:
         wait_for(process, lambda: _chats(port))
         yield Started(name, port, process)
 

@@ -24,12 +24,14 @@ def profile(bench: Bench, load: wrk.Load) -> list[Table]:
     raw = bench.folder / "stacks.txt"
     with (
         fixed_engines(bench.folder, bench.cpus.load) as engines,
-        started(OURS, engines, folder=bench.folder, cpus=bench.cpus.router) as router,
+        started(OURS, engines, folder=bench.folder, cpus=bench.cpus.router, build=bench.build) as router,
     ):
         wrk.run(
             router.port, wrk.Load(load.mode, load.prompt_bytes, name="warm"), seconds=1, cpus=bench.cpus.load
         )
         options = ["--rate", str(SAMPLES_PER_SECOND), "--duration", f"{bench.seconds:.0f}", "--format", "raw"]
+        if bench.build.compiled:
+            options.append("--native")  # compiled functions are no frames of Python
         spy = [
             str(location(PROFILER) / "bin" / "py-spy"),
             "record",

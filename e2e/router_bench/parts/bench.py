@@ -9,6 +9,7 @@ from pathlib import Path
 
 from cluster.progress import Steps
 from router_bench import wrk
+from router_bench.builds import Build
 from router_bench.contestants import DIRECT, Started, started
 from router_bench.engines import Engines
 from router_bench.processes import Cpus
@@ -29,6 +30,8 @@ class Bench:
     rounds: int
     seconds: float
     """Of one measurement."""
+    build: Build
+    """Of our router."""
     rates: dict[tuple[str, int], float] = field(default_factory=dict)
     """Requests per second by router and size of prompt, as far as they have been measured."""
 
@@ -39,7 +42,9 @@ class Bench:
             each = []
             for name in self.routers:
                 with self.steps.step(f"started {name}"):
-                    router = started(name, engines, folder=self.folder, cpus=self.cpus.router)
+                    router = started(
+                        name, engines, folder=self.folder, cpus=self.cpus.router, build=self.build
+                    )
                     each.append(stack.enter_context(router))
             if direct:
                 each.append(Started(DIRECT, engines.ports[0], engines.process))

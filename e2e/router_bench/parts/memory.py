@@ -97,7 +97,14 @@ def _soak(bench: Bench, engines: Engines) -> dict[str, Any]:
 
 
 def _router(bench: Bench, engines: Engines, *, idle_seconds: int) -> AbstractContextManager[Started]:
-    return started(OURS, engines, folder=bench.folder, cpus=bench.cpus.router, idle_seconds=idle_seconds)
+    return started(
+        OURS,
+        engines,
+        folder=bench.folder,
+        cpus=bench.cpus.router,
+        build=bench.build,
+        idle_seconds=idle_seconds,
+    )
 
 
 def _curve(values: list[int]) -> str:

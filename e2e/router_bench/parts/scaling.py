@@ -23,7 +23,12 @@ def run(bench: Bench) -> Report:
     with (
         fixed_engines(bench.folder, bench.cpus.load) as engines,
         started(
-            OURS, engines, folder=bench.folder, cpus=bench.cpus.router, idle_seconds=pool.OPEN_SECONDS
+            OURS,
+            engines,
+            folder=bench.folder,
+            cpus=bench.cpus.router,
+            build=bench.build,
+            idle_seconds=pool.OPEN_SECONDS,
         ) as router,
     ):
         for fewer, count in itertools.pairwise((0, *OPEN)):
