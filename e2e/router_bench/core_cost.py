@@ -205,7 +205,7 @@ def measure(case: Case, requests: int) -> Measured:
             measured.ticks.append(thread_time_ns() - began)
         elif number % LOOK_EVERY == 0:
             began = thread_time_ns()
-            world.controller.look_on(world.now, most=MOST_AT_ONCE)
+            world.controller.go_on(world.now, most=MOST_AT_ONCE)
             measured.ticks.append(thread_time_ns() - began)
     return measured
 

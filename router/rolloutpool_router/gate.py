@@ -115,9 +115,11 @@ class Gate:
             self._answer(ticket.session, refusal)
         self._wake(ticked.entered)
 
-    def look_on(self) -> bool:
-        """Go on with what a tick left over; whether there is more."""
-        return self.controller.look_on(self._clock(), most=MOST_AT_ONCE)
+    def go_on(self) -> bool:
+        """Go on with what a tick left over; whether there may be more."""
+        more = self.controller.go_on(self._clock(), most=MOST_AT_ONCE)
+        self._admit()
+        return more
 
     def engine_failed(self, engine: str) -> None:
         """A connection to an engine failed."""

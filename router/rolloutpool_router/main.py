@@ -29,9 +29,10 @@ from rolloutpool_router.wire.sockets import allow_open_files
 GRACE_SECONDS = 30.0
 RESERVED_FILES = 200
 """Files for what is no request: watches, probes, the router's own pages."""
-COLLECT_AFTER = (50_000, 20, 50)
+COLLECT_AFTER = (10_000, 2, 1_000)
 """Thresholds of Python's garbage collector. Requests leave next to nothing in cycles, and with the usual ones
-it goes through all sessions every so often: with 100,000 that holds every request up for 0.1 to 0.5 s."""
+it goes through all sessions every so often: with 100,000 that holds every request up for 0.1 to 0.5 s. What
+survives moves on soon, so that the middle generation stays small too."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:

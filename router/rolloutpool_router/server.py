@@ -32,7 +32,7 @@ LOOPBACK = "127.0.0.1"
 TICK_SECONDS = 0.25
 """How often idle sessions are looked for: how late one may expire."""
 STALL_LOOK_SECONDS = 1.0
-LOOK_ON_SECONDS = 0.01
+GO_ON_SECONDS = 0.01
 """Pause between two parts of a tick."""
 LAG_SECONDS = 5.0
 """How long requests may still come to a router that shuts down, until all proxies know; others get them."""
@@ -159,8 +159,8 @@ async def _tick(router: Router) -> None:
         if router.pause.is_open:
             # While new weights are awaited, requests wait where sessions cannot see them: none is idle.
             router.gate.tick()
-            while router.gate.look_on():  # noqa: ASYNC110 (the others get the loop between two parts)
-                await asyncio.sleep(LOOK_ON_SECONDS)
+            while router.gate.go_on():  # noqa: ASYNC110 (the others get the loop between two parts)
+                await asyncio.sleep(GO_ON_SECONDS)
 
 
 async def _look_for_stalls(router: Router) -> None:

@@ -240,12 +240,12 @@ class AdmissionController:
         Args:
             now: seconds.
             most: sessions that are ended, parked and looked at in one go, at most; None: no bound. What is
-                left of those ended and parked is done at the next tick; of those looked at, with `look_on`.
+                left is done with `go_on`.
         """
         self._now = now
         if self.view is None:
             return Ticked([], [])
-        self._count_ended(self.table.expire(now=now, idle_seconds=self.view.idle_seconds, most=most), now)
+        self._expire(now, most)
         self.ledger.refresh(now)
         self.ledger.look_around(now, most)
         self._park(now, most)
@@ -257,9 +257,14 @@ class AdmissionController:
         self._changed = self._engines_may_be_back = True
         return Ticked(self.admit_waiting(now), refused)
 
-    def look_on(self, now: float, *, most: int) -> bool:
-        """Go on with what a tick left: look at so many residents; whether some are left even then."""
-        return self.ledger.look_on(now, most)
+    def go_on(self, now: float, *, most: int) -> bool:
+        """Go on with what a tick left: end, park and look at so many sessions; whether there may be more.
+
+        Those that may enter now are let in by `admit_waiting`.
+        """
+        self._now = now
+        ended, parked = self._expire(now, most), self._park(now, most)
+        return self.ledger.look_on(now, most) or ended >= most or parked >= most
 
     def debts(self) -> dict[str, float]:
         """Samples that each class is behind its share; 0 for one that neither has nor wants sessions."""
@@ -420,13 +425,25 @@ class AdmissionController:
         if ticket.prefix:
             self.fleet.prefixes.record(ticket.prefix, engine)
 
-    def _park(self, now: float, most: int | None) -> None:
-        """Park sessions that idle for longer than their blocks are worth, where others wait for room."""
+    def _expire(self, now: float, most: int | None) -> int:
+        """End sessions that were idle for too long; how many."""
+        idle_seconds = self.view.idle_seconds if self.view is not None else {}
+        ended = self.table.expire(now=now, idle_seconds=idle_seconds, most=most)
+        self._count_ended(ended, now)
+        return len(ended)
+
+    def _park(self, now: float, most: int | None) -> int:
+        """Park sessions that idle for longer than their blocks are worth, where others wait; how many."""
         limit = self.view.park_seconds if self.view is not None else None
         if limit is None or not self._anybody_waits():
-            return
+            return 0
+        parked = 0
         for name, state in self.classes.items():
-            state.counters.parked += self.ledger.park(name, idle_since=now - limit, now=now, most=most)
+            count = self.ledger.park(name, idle_since=now - limit, now=now, most=most)
+            state.counters.parked += count
+            parked += count
+        self._changed = self._changed or parked > 0
+        return parked
 
     def _refuse_late(self, now: float) -> list[tuple[Ticket, Refusal]]:
         refused = []

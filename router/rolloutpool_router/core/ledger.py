@@ -26,7 +26,7 @@ PACE_WEIGHT = 0.05
 """Weight of the latest turn in an engine's pace."""
 REFRESH_SECONDS = 5.0
 """How old estimates and outlooks may get, in seconds."""
-LOOKS = 4000
+LOOKS = 2000
 """Most residents looked at in one go; the others have their turn at the next."""
 LOOK_SECONDS = 1.0
 """Least time between two looks around, in seconds."""

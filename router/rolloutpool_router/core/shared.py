@@ -7,7 +7,6 @@ between two marks are held once while any resident session has that prefix.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from rolloutpool_router.core.prefix import MAX_CHUNKS, PrefixKey
 
@@ -19,13 +18,11 @@ CHUNK_TOKENS = 64.0
 """Tokens of one chunk where the prompt's length is not known."""
 
 
-class Mark(NamedTuple):
-    """A piece of a prompt's prefix."""
+Mark = tuple[PrefixKey, float]
+"""A piece of a prompt's prefix: the key of all of the prompt up to its end, and the KV blocks of the piece.
 
-    key: PrefixKey
-    """Identifies all of the prompt up to the end of the piece."""
-    blocks: float
-    """KV blocks of the piece itself."""
+A plain tuple, since the garbage collector does not go through those of numbers: sessions hold a million.
+"""
 
 
 def marks(prefix: Sequence[PrefixKey], *, prompt_tokens: int, block_size: int) -> tuple[Mark, ...]:
@@ -41,18 +38,19 @@ def marks(prefix: Sequence[PrefixKey], *, prompt_tokens: int, block_size: int) -
     chunk_blocks = CHUNK_TOKENS / block_size
     if prompt_tokens and len(prefix) < MAX_CHUNKS:
         chunk_blocks = prompt_tokens / (len(prefix) + 0.5) / block_size
-    found, before = [], 0
+    found: list[Mark] = []
+    before = 0
     for chunks in MARKS:
         if chunks > len(prefix):
             break
-        found.append(Mark(prefix[chunks - 1], (chunks - before) * chunk_blocks))
+        found.append((prefix[chunks - 1], (chunks - before) * chunk_blocks))
         before = chunks
     return tuple(found)
 
 
 def blocks_of(pieces: Sequence[Mark]) -> float:
     """KV blocks of all pieces of a prompt."""
-    return sum([piece.blocks for piece in pieces]) if pieces else 0.0
+    return sum([blocks for _, blocks in pieces]) if pieces else 0.0
 
 
 class SharedPrefixes:
@@ -72,20 +70,20 @@ class SharedPrefixes:
 
     def add(self, pieces: Sequence[Mark]) -> None:
         """A session with these marks came."""
-        for piece in pieces:
-            holders, blocks = self._held.get(piece.key, (0, piece.blocks))
+        for key, its_blocks in pieces:
+            holders, blocks = self._held.get(key, (0, its_blocks))
             if not holders:
                 self.blocks += blocks
-            self._held[piece.key] = (holders + 1, blocks)
+            self._held[key] = (holders + 1, blocks)
 
     def remove(self, pieces: Sequence[Mark]) -> None:
         """A session with these marks left."""
-        for piece in pieces:
-            holders, blocks = self._held[piece.key]
+        for key, _ in pieces:
+            holders, blocks = self._held[key]
             if holders > 1:
-                self._held[piece.key] = (holders - 1, blocks)
+                self._held[key] = (holders - 1, blocks)
             else:
-                del self._held[piece.key]
+                del self._held[key]
                 self.blocks -= blocks
         if not self._held:
             self.blocks = 0.0

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
-from typing import cast
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 from rolloutpool_router.wire.answer_reader import AnswerReader
@@ -32,9 +31,8 @@ class NotSent(Exception):
     """There is a connection, but the request is not to be sent now: the other side saw nothing of it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a server listens."""
+class Origin(NamedTuple):
+    """Where a server listens: a tuple, since each request looks connections up by it."""
 
     host: str
     port: int

@@ -338,7 +338,7 @@ class AdmissionMachine(RuleBasedStateMachine):
         for name, books in self.controller.ledger.engines.items():
             here = [session for session in residents if session.engine == name]
             assert books.pot.held == pytest.approx(sum(s.outlay.mean[0] for s in here), abs=1e-6)
-            keys = {piece.key for session in here for piece in session.pieces}
+            keys = {key for session in here for key, _ in session.pieces}
             assert (books.shared.blocks > 0) == bool(keys)
 
     @invariant()

@@ -16,7 +16,7 @@ from rolloutpool_router.core.shared import Mark
 from rolloutpool_router.testing import pool_object
 from rolloutpool_testkit.admission import BLOCK, ONE
 
-SYSTEM = Mark(1, 6.0)
+SYSTEM = (1, 6.0)
 
 
 @dataclass
@@ -34,7 +34,7 @@ class Books:
         self.ledger.refresh(0)
 
     def enter(self, name: str, tokens: int, *pieces: Mark, now: float = 0.0, engine: str = "e0") -> Session:
-        marked = sum(piece.blocks for piece in pieces)
+        marked = sum(blocks for _, blocks in pieces)
         session = Session(name, "agentic", engine, now, float(tokens), pieces=pieces, marked_blocks=marked)
         self.table.admit(session)
         self.ledger.entered(session, now)

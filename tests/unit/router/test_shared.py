@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rolloutpool_router.core.prefix import MAX_CHUNKS, PrefixKey
 from rolloutpool_router.core.shared import MARKS, Mark, SharedPrefixes, marks
 
-SYSTEM, TASK, OTHER = Mark(1, 10), Mark(2, 4), Mark(3, 6)
+SYSTEM, TASK, OTHER = (1, 10), (2, 4), (3, 6)
 
 
 def keys(count: int, branch: str = "") -> tuple[PrefixKey, ...]:
@@ -65,7 +65,7 @@ def test_a_newcomer_adds_what_nobody_holds_yet() -> None:
 def test_what_the_marks_of_a_prompt_cover(chunks: int, tokens: int, blocks: float) -> None:
     found = marks(keys(chunks), prompt_tokens=tokens, block_size=16)
 
-    assert sum(piece.blocks for piece in found) == pytest.approx(blocks)
+    assert sum(covered for _, covered in found) == pytest.approx(blocks)
     assert len(found) <= len(MARKS)
 
 
@@ -75,9 +75,9 @@ def test_marks_never_cover_more_than_the_prompt_and_are_few(chunks: int, tokens:
     found = marks(keys(chunks), prompt_tokens=tokens, block_size=16)
 
     if chunks < MAX_CHUNKS:
-        assert sum(piece.blocks for piece in found) <= tokens / 16 + 1e-9
+        assert sum(covered for _, covered in found) <= tokens / 16 + 1e-9
     assert len(found) <= 20
-    assert len({piece.key for piece in found}) == len(found)
+    assert len({key for key, _ in found}) == len(found)
 
 
 @given(shared=st.integers(0, 300), one=st.integers(0, 100), other=st.integers(0, 100))
@@ -86,7 +86,7 @@ def test_prompts_share_marks_as_far_as_they_are_equal(shared: int, one: int, oth
     first = marks((*both, *keys(one, "a")), prompt_tokens=64 * (shared + one) + 32, block_size=16)
     second = marks((*both, *keys(other, "b")), prompt_tokens=64 * (shared + other) + 32, block_size=16)
 
-    common = {piece.key for piece in first} & {piece.key for piece in second}
+    common = {key for key, _ in first} & {key for key, _ in second}
     assert len(common) == sum(1 for mark in MARKS if mark <= shared)
 
 
@@ -105,7 +105,7 @@ def test_whatever_the_order_each_prefix_is_charged_while_anybody_holds_it(
 ) -> None:
     """Sessions estimate the length of a prefix that they share each on its own, so pieces differ."""
     pieces = [
-        tuple(Mark(key, 0.1 * size) for key in prompt) for prompt, size in zip(prompts, sizes, strict=False)
+        tuple((key, 0.1 * size) for key in prompt) for prompt, size in zip(prompts, sizes, strict=False)
     ]
     held, inside = SharedPrefixes(), [False] * len(pieces)
     charged: dict[PrefixKey, float] = {}
@@ -118,9 +118,9 @@ def test_whatever_the_order_each_prefix_is_charged_while_anybody_holds_it(
             assert held.blocks == pytest.approx(before + missing)
         inside[at] = not inside[at]
         there = {
-            piece.key for mine, resident in zip(pieces, inside, strict=True) if resident for piece in mine
+            key for mine, resident in zip(pieces, inside, strict=True) if resident for key, _ in mine
         }
-        first = {piece.key: piece.blocks for piece in pieces[at]} | charged
+        first = dict(pieces[at]) | charged
         charged = {key: first[key] for key in there}
         assert held.blocks == pytest.approx(sum(charged.values())), "as long as the first who came said"
         assert held.blocks >= 0
