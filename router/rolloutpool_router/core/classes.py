@@ -11,9 +11,12 @@ MOST_TOGETHER = 64
 """Samples of one prompt that enter in a row; without a bound, one prompt sampled for ever would go before
 all other classes."""
 
-
 PRESENT_SECONDS = 10.0
 """How long a class counts as present after its last request was in flight or waiting, in seconds."""
+MOST_WRONG = 1000.0
+"""How many times too long or short a prompt's estimate may be: images are many bytes and few tokens."""
+ESTIMATE_WEIGHT = 0.1
+"""Weight of the latest answer in the correction of a class's prompt estimates."""
 
 
 @dataclass(slots=True)
@@ -56,6 +59,13 @@ class ClassState:
     """What the samples of the prompt that entered last are to do."""
     estimate_factor: float = 1.0
     """True prompt tokens, per estimated one."""
+
+    def correct(self, *, estimate: int, prompt_tokens: int) -> None:
+        """A prompt of which `estimate` tokens were guessed from its bytes had so many."""
+        ratio = prompt_tokens / estimate
+        if not 1 / MOST_WRONG <= ratio <= MOST_WRONG:
+            ratio = MOST_WRONG if ratio > 1 else 1 / MOST_WRONG
+        self.estimate_factor += ESTIMATE_WEIGHT * (ratio - self.estimate_factor)
 
     def goes_with(self, ticket: Ticket) -> str | None:
         """The engine that a waiting sample follows the others of its prompt to."""

@@ -34,11 +34,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from random import Random
 
-MOST_WRONG = 1000.0
-"""How many times too long or short a prompt's estimate may be: images are many bytes and few tokens."""
-ESTIMATE_WEIGHT = 0.1
-"""Weight of the latest answer in the correction of a class's prompt estimates."""
-
 
 class AdmissionController:
     """Decides for each request when and where it enters."""
@@ -471,10 +466,7 @@ class AdmissionController:
         """What an answer's usage says of the prompt estimates and of the engine's cache."""
         state = self.classes.get(session.class_name)
         if state is not None and session.prompt_estimate and not usage.estimated:
-            ratio = usage.prompt_tokens / session.prompt_estimate
-            if not 1 / MOST_WRONG <= ratio <= MOST_WRONG:
-                ratio = MOST_WRONG if ratio > 1 else 1 / MOST_WRONG
-            state.estimate_factor += ESTIMATE_WEIGHT * (ratio - state.estimate_factor)
+            state.correct(estimate=session.prompt_estimate, prompt_tokens=usage.prompt_tokens)
         if usage.cached_tokens is not None and session.cached_before:
             # What is not asked for is no loss.
             expected = min(session.cached_before, usage.prompt_tokens)

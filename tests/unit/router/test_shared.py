@@ -117,9 +117,7 @@ def test_whatever_the_order_each_prefix_is_charged_while_anybody_holds_it(
         if not inside[at]:
             assert held.blocks == pytest.approx(before + missing)
         inside[at] = not inside[at]
-        there = {
-            key for mine, resident in zip(pieces, inside, strict=True) if resident for key, _ in mine
-        }
+        there = {key for mine, resident in zip(pieces, inside, strict=True) if resident for key, _ in mine}
         first = dict(pieces[at]) | charged
         charged = {key: first[key] for key in there}
         assert held.blocks == pytest.approx(sum(charged.values())), "as long as the first who came said"
