@@ -223,9 +223,14 @@ class Router:
 
 
 def build_router(
-    name: str, *, clock: Clock = time.monotonic, rng: Random | None = None, tracer: Tracer | None = None
+    name: str,
+    *,
+    clock: Clock = time.monotonic,
+    rng: Random | None = None,
+    tracer: Tracer | None = None,
+    memory_bytes: int | None = None,
 ) -> Router:
-    """Wire the parts; needs a running event loop."""
+    """Wire the parts; needs a running event loop. `memory_bytes`: what the process may have, if limited."""
     rng = rng or Random()
     controller = AdmissionController(rng, started=clock())
     gate = Gate(controller, clock)
@@ -236,7 +241,7 @@ def build_router(
         StateCollector(controller, peers, clock, lambda: feed.ignored, lambda: feed.age_seconds)
     )
     pause = PauseGate()
-    upstream, budget = Upstream(), Budget()
+    upstream, budget = Upstream(), Budget.within(memory_bytes)
     router = Router(
         name=name,
         gate=gate,

@@ -23,9 +23,11 @@ from rolloutpool_router.core.prompts import Prompt, read_prompt
 WINDOW_BYTES = 4 * 1024 * 1024
 """How much of a body is read before its session enters; longer ones stream. Splitting this takes 4 ms."""
 TIGHT_WINDOW_BYTES = 64 * 1024
-"""The same while the router holds BUDGET_BYTES already."""
+"""The same while the router holds as much as its budget already."""
 BUDGET_BYTES = 1024 * 1024 * 1024
 """Bytes of bodies held at once from which on the tight window is used: bounds what 10,000 waiters hold."""
+BUDGET_PART = 0.25
+"""The same as a part of the memory that the process may have, where that is less."""
 MAX_BODY_BYTES = 512 * 1024 * 1024
 """Largest request body; vllm-router's limit."""
 SMALL_FIELD_BYTES = 64 * 1024
@@ -191,12 +193,21 @@ class Budget:
 
     held: int = 0
     """Bytes of those that are on their way."""
+    most: int = BUDGET_BYTES
+    """Bytes from which on less of each further body is read."""
     lately: Lately = field(default_factory=Lately)
+
+    @staticmethod
+    def within(memory_bytes: int | None) -> Budget:
+        """The budget of a process that may have so much memory; None: no limit."""
+        if memory_bytes is None:
+            return Budget()
+        return Budget(most=min(BUDGET_BYTES, int(BUDGET_PART * memory_bytes)))
 
     @property
     def window(self) -> int:
         """How much of the next body may be read, in bytes."""
-        return WINDOW_BYTES if self.held < BUDGET_BYTES else TIGHT_WINDOW_BYTES
+        return WINDOW_BYTES if self.held < self.most else TIGHT_WINDOW_BYTES
 
     @contextmanager
     def reserved(self, length: int | None) -> Iterator[int]:

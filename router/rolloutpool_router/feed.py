@@ -47,8 +47,7 @@ class PoolFeed:
             return
         ignored = self._apply(pool)
         if ignored is not None:
-            self.ignored += 1
-            log.warning("stale object ignored: %s", ignored.reason)
+            self.malformed(ignored.reason)
             return
         new_spec = self._last is None or self._last.metadata.generation != pool.metadata.generation
         self._last = pool
@@ -56,7 +55,7 @@ class PoolFeed:
         log.log(level, "generation %d, caps of revision %d", pool.metadata.generation, self._revision())
 
     def malformed(self, why: str) -> None:
-        """What was read is no RolloutPool: the last good one stays."""
+        """What was read is stale or no RolloutPool that can be used: the last good one stays."""
         self.ignored += 1
         log.warning("object ignored, the last good one stays in force: %s", why)
 

@@ -83,12 +83,15 @@ class Generations:
     async def serve(self, exchange: Exchange, intake: Intake, watch: Watch) -> None:
         """Serve a request to its end. If the outcome is SHUTTING_DOWN nothing has been answered yet."""
         entered = self._gate.arrive(intake.arrival) if self._pause.is_open else None
+        waited = 0.0
         if entered is None or isinstance(entered, Queued):
+            began = self._clock()
             entered = await self._wait(exchange, intake, entered)
+            waited = self._clock() - began
         if isinstance(entered, Refusal):
             watch.decided(entered)
             return _refuse(exchange, watch, entered)
-        turn = Turn(exchange, intake, watch, entered)
+        turn = Turn(exchange, intake, watch, entered, waited)
         try:
             watch.decided(entered)
             if not await self._try_engine(turn):
@@ -110,8 +113,10 @@ class Generations:
         """Have another engine answer, as long as those tried have no place for the request."""
         served = False
         while not served:
+            began = self._clock()
             with _comments(turn.exchange, turn.intake, comments.ENGINE):
                 other = await self._gate.reroute(turn.entered.session, avoid=turn.refused_by.keys())
+            turn.waited_seconds += self._clock() - began
             if other is None and turn.refused_by:
                 return self._answer_kept(turn, next(reversed(turn.refused_by.values())))
             other = other or NO_ENGINE
@@ -200,8 +205,11 @@ class Generations:
         """Wait while weights are synchronised; False if the router shuts down."""
         if self._pause.is_open:
             return True
+        began = self._clock()
         with _comments(turn.exchange, turn.intake, comments.WEIGHTS):
-            return await self._pause.wait_open(turn.intake.arrival.class_name)
+            goes_on = await self._pause.wait_open(turn.intake.arrival.class_name)
+        turn.waited_seconds += self._clock() - began
+        return goes_on
 
     async def _relay(self, turn: Turn, answer: Answer) -> None:
         """Pass an answer on as it comes."""
@@ -211,7 +219,7 @@ class Generations:
             return await self._relay_refusal(turn, answer)
         tap = Tap(watch, received.body.size)
         try:
-            await answer.relay(turn.exchange, self._told(turn.entered), on_body=tap)
+            await answer.relay(turn.exchange, self._told(turn), on_body=tap)
         finally:
             turn.passed_on = answer.has_body
             if tap.reader.size:
@@ -227,12 +235,12 @@ class Generations:
             turn.exchange.write_piece(error_event(await answer.read()))
             turn.exchange.end()
         else:
-            await answer.relay(turn.exchange, self._told(turn.entered), on_body=None)
+            await answer.relay(turn.exchange, self._told(turn), on_body=None)
         turn.watch.outcome = Outcome.ENGINE_REFUSED
 
-    def _told(self, entered: Entered) -> list[tuple[bytes, bytes]]:
+    def _told(self, turn: Turn) -> list[tuple[bytes, bytes]]:
         """What the router says of itself in the answer."""
-        waited = entered.waited_seconds
+        entered, waited = turn.entered, turn.waited_seconds
         return [
             (b"X-RolloutPool-Engine", entered.engine.encode()),
             self._name_header,
@@ -253,7 +261,7 @@ class Generations:
             f"engine {turn.entered.engine} went away after it had taken the request; it was not repeated, "
             "since it may have run: send it again if a second sample does no harm"
         )
-        _end(turn, Refusal(Outcome.ENGINE_LOST, message), dict(_text(self._told(turn.entered))))
+        _end(turn, Refusal(Outcome.ENGINE_LOST, message), dict(_text(self._told(turn))))
 
     def _warn(self, turn: Turn, what: str) -> None:
         """Tell of an engine's fault, once in a while: all its requests fail at once. Metrics count each."""
@@ -268,7 +276,7 @@ class Generations:
         if turn.exchange.started:
             turn.exchange.write_piece(error_event(kept.body))
             return turn.exchange.end()
-        return turn.exchange.answer(kept.status, _text([*kept.headers, *self._told(turn.entered)]), kept.body)
+        return turn.exchange.answer(kept.status, _text([*kept.headers, *self._told(turn)]), kept.body)
 
 
 def _refuse(exchange: Exchange, watch: Watch, refusal: Refusal) -> None:

@@ -136,7 +136,9 @@ class Intake(NamedTuple):
 
 async def receive(exchange: Exchange, target: Target, budget: Budget, view: PoolView) -> Received | Refusal:
     """Read a request as far as it must be known; a Refusal says what to send instead."""
-    if (refusal := identity.repeated_session(exchange.head.headers.repeated)) is not None:
+    repeated = exchange.head.headers.repeated
+    refusal = identity.repeated_session(repeated) or identity.repeated_class(repeated)
+    if refusal is not None:
         return refusal
     length = exchange.body_length
     if length is not None and length > MAX_BODY_BYTES:

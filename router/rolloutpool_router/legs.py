@@ -35,6 +35,8 @@ class Turn:
     intake: Intake
     watch: Watch
     entered: Entered
+    waited_seconds: float = 0.0
+    """How long it waited for room, an engine, or new weights."""
     refused_by: dict[str, KeptAnswer] = field(default_factory=dict)
     """503 answers by engine."""
     passed_on: bool = False

@@ -18,6 +18,7 @@ import uvloop
 from rolloutpool_api.labels import ROUTER_PORT, WEIGHTS_PORT
 from rolloutpool_router import logs
 from rolloutpool_router.app import Router, build_router
+from rolloutpool_router.memory import memory_limit
 from rolloutpool_router.server import WeightsPort, Work, serving
 from rolloutpool_router.tracing import tracer_from_environment
 from rolloutpool_router.watch_endpoints import watch_endpoints
@@ -51,7 +52,7 @@ async def _run(args: argparse.Namespace) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     tracer = tracer_from_environment(args.name)
-    router = build_router(args.name, tracer=tracer)
+    router = build_router(args.name, tracer=tracer, memory_bytes=memory_limit())
     weights = WeightsPort(args.weights_token_file, args.weights_port) if args.weights_token_file else None
     async with serving(
         router,

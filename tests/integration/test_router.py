@@ -193,6 +193,14 @@ BAD_INPUTS = [
         "session-id comes more than once",
         id="two-sessions",
     ),
+    pytest.param(
+        b"{}",
+        CIMultiDict([*RLVR.items(), *RLVR.items()]),
+        400,
+        "class_unknown",
+        "x-rollout-class comes more than once",
+        id="two-classes",
+    ),
 ]
 
 

@@ -193,6 +193,9 @@ GOOD = pool_object({"e0": "http://127.0.0.1:9"}, caps={"rlvr": 3, "rlhf": 2, "ag
         ),
         pytest.param(GOOD | {"metadata": GOOD["metadata"] | {"generation": 0}}, id="older-spec"),
         pytest.param(GOOD | {"spec": {}}, id="no-spec"),
+        pytest.param(
+            pool_object({"e0": "http://[::x"}, caps=CAPS, revision=6), id="url-that-cannot-be-parsed"
+        ),
     ],
 )
 async def test_an_object_that_is_no_good_is_ignored_and_counted(

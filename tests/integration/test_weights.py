@@ -106,6 +106,24 @@ async def test_requests_wait_while_the_pool_is_paused(tmp_path: Path) -> None:
         assert metrics
 
 
+async def test_the_wait_for_new_weights_is_told(tmp_path: Path) -> None:
+    async with three(tmp_path) as (pool, _):
+        await pool.call("/pause")
+        sending = asyncio.create_task(
+            pool.client.post(
+                f"{pool.router.url}/v1/chat/completions",
+                json={"model": "m", "messages": [{"role": "user", "content": "hi"}]},
+                headers={"X-Rollout-Class": "rlvr"},
+            )
+        )
+        await until(lambda: pool.router.router.pause.waiting == 1)
+        await asyncio.sleep(0.01)  # what is told is rounded to milliseconds
+        await pool.call("/resume")
+        answer = await sending
+        assert answer.status == 200
+        assert float(answer.headers["X-RolloutPool-Queue-Seconds"]) >= 0.01
+
+
 async def test_the_gate_closes_before_the_engines_are_paused(tmp_path: Path) -> None:
     async with three(tmp_path) as (pool, engines):
         engines[1].go["/pause"] = asyncio.Event()

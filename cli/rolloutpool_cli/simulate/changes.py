@@ -54,7 +54,7 @@ def parse_changes(sets: Sequence[str], *, seconds: float | None, experiment: Exp
         _effective(path, experiment)
         try:
             values[path] = yaml.safe_load(value)
-        except yaml.YAMLError:
+        except (yaml.YAMLError, RecursionError):
             raise InvalidExperiment(f"--set {text}: {value!r} is no YAML value: put it in quotes") from None
     return Changes(values, seconds)
 

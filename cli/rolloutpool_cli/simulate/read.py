@@ -38,7 +38,7 @@ class Source:
             text: what is in it.
 
         Raises:
-            InvalidExperiment: the text is not YAML.
+            InvalidExperiment: the text is not YAML, or nested too deeply.
         """
         self.name = name
         try:
@@ -46,6 +46,8 @@ class Source:
             self.body = yaml.safe_load(text)
         except yaml.YAMLError as error:
             raise InvalidExperiment(f"{name}: this is not YAML: {' '.join(str(error).split())}") from None
+        except RecursionError:
+            raise InvalidExperiment(f"{name}: this is nested too deeply to be an experiment") from None
 
     def problem(self, location: Location, message: str) -> str:
         """One line about the part of the file at a location."""

@@ -21,7 +21,7 @@ def find(given: str, folder: Path = FOLDER) -> Path:
     """The file of this path, or the shipped one of this name.
 
     Raises:
-        NoSuchFile: there is neither.
+        NoSuchFile: there is neither, or the path is a folder's.
     """
     path = Path(given)
     if path.is_file():
@@ -31,4 +31,5 @@ def find(given: str, folder: Path = FOLDER) -> Path:
         return named
     known = ", ".join(item.stem for item in shipped(folder))
     there = f"write the path of a file, or one of {known}" if known else "write the path of a file"
-    raise NoSuchFile(f"there is no experiment {given}: {there}")
+    problem = f"{given} is a folder" if path.is_dir() else f"there is no experiment {given}"
+    raise NoSuchFile(f"{problem}: {there}")

@@ -32,6 +32,8 @@ def parse_manifest(text: str) -> tuple[dict[str, Any], RolloutPool]:
         bodies = [body for body in yaml.safe_load_all(text) if body is not None]
     except yaml.YAMLError as error:
         raise InvalidManifest(f"this is not YAML: {_one_line(error)}") from None
+    except RecursionError:
+        raise InvalidManifest("this is nested too deeply to be a manifest") from None
     pools = [
         (node, body)
         for node, body in zip(documents, bodies, strict=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rolloutpool_api.planning import Role
+from rolloutpool_api.urls import is_http_url
 
 
 class InvalidOptions(ValueError):
@@ -71,7 +72,7 @@ def _parse_engine(text: str) -> GivenEngine:
     role, separator, url = text.partition("=")
     if not separator or role not in tuple(Role):
         role, url = Role.AGGREGATED, text
-    if not url.startswith(("http://", "https://")):
+    if not is_http_url(url):
         raise InvalidOptions(
             f"{text!r} is no engine: write http://HOST:PORT, prefill=http://... or decode=http://..."
         )

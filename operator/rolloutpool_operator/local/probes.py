@@ -76,5 +76,5 @@ class Prober:
 async def _answers(client: httpx.AsyncClient, url: str) -> bool:
     try:
         return (await client.get(url)).status_code == 200
-    except httpx.HTTPError:
+    except (httpx.HTTPError, httpx.InvalidURL):
         return False

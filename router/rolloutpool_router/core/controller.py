@@ -21,7 +21,7 @@ from rolloutpool_router.core.entrants import Entrants
 from rolloutpool_router.core.fleet import Fleet
 from rolloutpool_router.core.ledger import Ledger
 from rolloutpool_router.core.occupancy import Occupancy
-from rolloutpool_router.core.outcomes import Outcome, Refusal
+from rolloutpool_router.core.outcomes import NOT_READY, Outcome, Refusal, overloaded
 from rolloutpool_router.core.prefix import PrefixKey
 from rolloutpool_router.core.queues import ClassQueue, Ticket
 from rolloutpool_router.core.requests import Arrival, Entered, Queued, Ticked
@@ -111,7 +111,7 @@ class AdmissionController:
             class_name = arrival.class_name
         workload = view.workloads.get(class_name) if view is not None else None
         if view is None or workload is None:
-            return Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet: try again"), []
+            return NOT_READY, []
         estimate = arrival.prompt_tokens * self.classes[class_name].estimate_factor
         tokens = round(min(estimate, view.longest_tokens))
         if resident is not None:
@@ -204,13 +204,16 @@ class AdmissionController:
             self._count_ended([ended], now)
 
     def finish(self, session: str, now: float) -> bool:
-        """The client is done with a session: it ends with its last request; False if it is not open."""
+        """The client is done with a session: it ends with its last request; False if it is not known."""
         parked = self.table.parked(session)
+        waiting = next((ticket for s in self.classes.values() if (ticket := s.queue.get(session))), None)
+        if waiting is not None:
+            waiting.ending = True
+            if parked is not None:
+                parked.ending = True
+            return True
         if self.table.get(session) is None and parked is None:
             return False
-        if parked is not None and any(state.queue.get(session) for state in self.classes.values()):
-            parked.ending = True
-            return True
         ended = self.table.finish(session)
         self._count_ended([ended] if ended is not None else [], now)
         return True
@@ -407,6 +410,7 @@ class AdmissionController:
                 group=ticket.group,
                 pieces=ticket.pieces,
                 marked_blocks=blocks_of(ticket.pieces) if ticket.pieces else 0.0,
+                ending=ticket.ending,
             )
             self.accounts.entered(ticket.class_name, self._now)
         else:
@@ -491,10 +495,4 @@ class AdmissionController:
 
     def _overloaded(self, workload: WorkloadSpec, outcome: Outcome, why: str) -> Refusal:
         self.classes[workload.name].counters.rejected += 1
-        overload = workload.overload
-        return Refusal(
-            outcome,
-            f"class {workload.name!r}: {why}; try again in {overload.retry_after_seconds} s",
-            status=overload.status,
-            retry_after_seconds=overload.retry_after_seconds,
-        )
+        return overloaded(workload, outcome, why)

@@ -66,6 +66,18 @@ def repeated_session(names: Sequence[str]) -> Refusal | None:
     return None
 
 
+def repeated_class(names: Sequence[str]) -> Refusal | None:
+    """A refusal where the header that names the class comes more than once.
+
+    Args:
+        names: of the request's headers that come more than once, in lower case.
+    """
+    if CLASS_HEADER not in names:
+        return None
+    message = f"the header {CLASS_HEADER} comes more than once: send it once, with one class"
+    return Refusal(Outcome.CLASS_UNKNOWN, message, CLASS_HEADER)
+
+
 def session_in_headers(headers: Mapping[str, str]) -> str | Refusal | None:
     """The session that a request's headers name; they go before its body."""
     named = () if _SESSION_HEADERS.isdisjoint(headers) else SESSION_HEADERS

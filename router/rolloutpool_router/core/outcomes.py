@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from rolloutpool_api.workloads import WorkloadSpec
+
 
 class Outcome(StrEnum):
     """How a request ended."""
@@ -134,3 +136,14 @@ SHUTTING_DOWN = Refusal(Outcome.SHUTTING_DOWN, "this router is shutting down: se
 NOT_READY = Refusal(Outcome.NOT_READY, "the router has not read its RolloutPool yet: try again")
 NO_ENGINE = Refusal(Outcome.NO_ENGINE, "no engine of the pool is up: try again in a second")
 FAILED = Refusal(Outcome.INTERNAL, "the router failed; its log has the traceback")
+
+
+def overloaded(workload: WorkloadSpec, outcome: Outcome, why: str) -> Refusal:
+    """The answer that a class wants given while it is overloaded."""
+    overload = workload.overload
+    return Refusal(
+        outcome,
+        f"class {workload.name!r}: {why}; try again in {overload.retry_after_seconds} s",
+        status=overload.status,
+        retry_after_seconds=overload.retry_after_seconds,
+    )

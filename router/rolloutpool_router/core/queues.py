@@ -40,6 +40,8 @@ class Ticket:
     """Marks of its prompt."""
     parked: bool = False
     """It was resident before."""
+    ending: bool = False
+    """Finished by the client: it ends with its requests that wait."""
 
 
 class ClassQueue:

@@ -16,6 +16,7 @@ from rolloutpool_api.planning import Role
 from rolloutpool_api.serving import AdmissionPolicy
 from rolloutpool_api.spec import RolloutPoolSpec
 from rolloutpool_api.status import AdmissionStatus
+from rolloutpool_api.urls import is_http_url
 from rolloutpool_api.v1alpha1 import RolloutPool
 from rolloutpool_api.workloads import WorkloadSpec
 from rolloutpool_router.core.caps import CapInputs, ClassDemand, compute_caps
@@ -167,6 +168,8 @@ def accept(
         capacities: KV blocks by engine, where known from the engines themselves; used until a status says.
     """
     known = capacities or {}
+    if (unusable := _unusable_url(pool)) is not None:
+        return Ignored(unusable)
     if old is None or old.uid != pool.metadata.uid:
         return build_view(pool, pool.status.admission, known)
     if pool.metadata.generation < old.generation:
@@ -180,6 +183,15 @@ def accept(
     if admission is None or admission.revision < old.revision:
         admission = old.admission or admission
     return build_view(pool, admission, known)
+
+
+def _unusable_url(pool: RolloutPool) -> str | None:
+    """Which engine or router no request could be sent to; None where all URLs are fine."""
+    routers = pool.status.admission.routers if pool.status.admission is not None else ()
+    for listed in (*pool.status.endpoints.admin, *routers):
+        if not is_http_url(listed.url):
+            return f"{listed.name} has the URL {listed.url!r}, which is not http://HOST:PORT"
+    return None
 
 
 def build_view(

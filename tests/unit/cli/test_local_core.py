@@ -63,6 +63,7 @@ def test_examples_are_valid(path: Path) -> None:
         ),
         pytest.param("metadata: {name: mixed}", "metadata: {}", "metadata.name is missing", id="no-name"),
         pytest.param("model: {name: m}", "model: {name: m", "not YAML", id="broken-yaml"),
+        pytest.param("{name: m}", "[" * 5000, "nested too deeply", id="nested-too-deeply"),
     ],
 )
 def test_a_bad_manifest_names_the_line(old: str, new: str, complaint: str) -> None:
@@ -92,8 +93,8 @@ def test_immutable_fields_stay() -> None:
         pytest.param(["http://h:1/v1/"], [(Role.AGGREGATED, "http://h:1")], id="with-v1"),
         pytest.param(["http://h:1/?a=b"], [(Role.AGGREGATED, "http://h:1/?a=b")], id="with-equals-sign"),
         pytest.param(
-            ["prefill=http://p:1", "decode=https://d:2"],
-            [(Role.PREFILL, "http://p:1"), (Role.DECODE, "https://d:2")],
+            ["prefill=http://p:1", "decode=http://d:2"],
+            [(Role.PREFILL, "http://p:1"), (Role.DECODE, "http://d:2")],
             id="roles",
         ),
     ],
@@ -106,6 +107,11 @@ def test_engines_given_by_url(texts: list[str], expected: list[tuple[Role, str]]
     ("texts", "complaint"),
     [
         pytest.param(["localhost:8000"], "write http://HOST:PORT", id="no-scheme"),
+        pytest.param(["ftp://h:1"], "write http://HOST:PORT", id="other-scheme"),
+        pytest.param(["https://h:1"], "write http://HOST:PORT", id="tls-which-routers-do-not-speak"),
+        pytest.param(["http://[::x"], "write http://HOST:PORT", id="no-address"),
+        pytest.param(["prefill=http://h:99999"], "write http://HOST:PORT", id="no-port"),
+        pytest.param(["http://a b:1"], "write http://HOST:PORT", id="no-host"),
         pytest.param(["encode=http://h:1"], "write http://HOST:PORT", id="unknown-role"),
         pytest.param(["decode=http://h:1"], "one of each", id="decode-alone"),
     ],

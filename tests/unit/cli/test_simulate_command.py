@@ -141,6 +141,7 @@ def test_shipped_experiments_are_valid(path: Path) -> None:
         pytest.param(
             ("absent",), "there is no experiment absent: write the path of a file, or one of adv", id="absent"
         ),
+        pytest.param((str(Path(__file__).parent),), "cli is a folder: write the path of a file", id="folder"),
         pytest.param(
             ("overload", "--variants", "MISA-T,MISA-X"),
             "there is no variant 'MISA-X': write one of None, ",

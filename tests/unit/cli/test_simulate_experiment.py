@@ -188,6 +188,7 @@ def test_set_changes_the_base_below_loads_and_variants() -> None:
     ("option", "message"),
     [
         pytest.param("fleet.engines", "write path=value", id="no-value"),
+        pytest.param("fleet.engines=" + "[" * 5000, "no YAML value", id="nested-too-deeply"),
         pytest.param("fleet.engines=[1", "no YAML value", id="no-yaml"),
         pytest.param("fleet.engins=3", r"--set fleet.engins: .*did you mean engines", id="unknown"),
         pytest.param("fleet.engines=none", r"--set fleet.engines: .*integer.*'none'", id="wrong"),
@@ -269,6 +270,9 @@ def test_an_option_that_would_change_nothing_is_refused() -> None:
             id="misspelt",
         ),
         pytest.param("name: small", "name: {", ["small.yaml: this is not YAML"], id="no-yaml"),
+        pytest.param(
+            TEXT, "a: " + "[" * 5000, ["small.yaml: this is nested too deeply"], id="nested-too-deeply"
+        ),
         pytest.param(TEXT, "5", ["small.yaml: an experiment needs name"], id="no-mapping"),
     ],
 )

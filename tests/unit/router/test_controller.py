@@ -153,6 +153,23 @@ def test_a_session_that_waits_is_not_adopted_by_its_next_request() -> None:
     assert resident.in_flight == 2
 
 
+@pytest.mark.parametrize("requests", [1, 2])
+def test_a_session_that_is_finished_while_it_waits_ends_with_its_requests(requests: int) -> None:
+    controller = controller_of(caps={"rlvr": 0, "rlhf": 0, "agentic": 1}, engines=ONE, admission=STRICT)
+    enter(controller, "before", "agentic")
+    for _ in range(requests):
+        assert isinstance(arrive(controller, "s", "agentic"), Queued)
+
+    assert controller.finish("s", 1)
+    controller.finish("before", 1)
+    controller.end_turn("before", now=1, ok=True)
+    assert names(controller.admit_waiting(1)) == ["s"]
+    for _ in range(requests):
+        assert controller.table.get("s") is not None
+        controller.end_turn("s", now=2, ok=True)
+    assert len(controller.table) == 0
+
+
 def test_a_session_that_waits_keeps_its_class() -> None:
     controller = controller_of(caps={"rlvr": 0, "rlhf": 0, "agentic": 0}, engines={})
     arrive(controller, "s", "agentic")

@@ -187,6 +187,7 @@ class AdmissionMachine(RuleBasedStateMachine):
     def finish(self, session: str) -> None:
         table = self.controller.table
         known = table.get(session) is not None or table.parked(session) is not None
+        known = known or any(state.queue.get(session) for state in self.controller.classes.values())
         assert self.controller.finish(session, self.now) == known
         self.admit()
 

@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from rolloutpool_api.workloads import FieldMatch, HeaderMatch, MatchRules, WorkloadSpec
-from rolloutpool_router.core.identity import rollout_class, session_id, unknown_model
+from rolloutpool_router.core.identity import (
+    repeated_class,
+    repeated_session,
+    rollout_class,
+    session_id,
+    unknown_model,
+)
 from rolloutpool_router.core.outcomes import Outcome, Refusal
 
 WORKLOADS = {
@@ -165,3 +171,12 @@ def test_an_unknown_model_is_refused_with_those_that_are_served() -> None:
     assert refusal is not None
     assert (refusal.http_status, refusal.outcome) == (404, Outcome.MODEL_UNKNOWN)
     assert "m, lora" in refusal.message
+
+
+def test_a_class_that_is_named_twice_is_refused() -> None:
+    refusal = repeated_class(["x-other", "x-rollout-class"])
+    assert refusal is not None
+    assert refusal.outcome is Outcome.CLASS_UNKNOWN
+    assert "x-rollout-class comes more than once" in refusal.message
+    assert repeated_class(["x-other", "x-session-id"]) is None
+    assert repeated_session(["x-rollout-class"]) is None

@@ -11,6 +11,7 @@ from rolloutpool_api.v1alpha1 import RolloutPool, parse_pool
 from rolloutpool_router.core.demand import prior_cost
 from rolloutpool_router.core.view import Ignored, PoolView, accept
 from rolloutpool_router.testing import pool_object
+from rolloutpool_router.wire.engine import Origin
 
 
 def pool(
@@ -161,3 +162,29 @@ def test_adapters_of_match_rules_are_models_of_the_pool() -> None:
     workloads = [{"name": "rlvr", "share": 1, "match": {"models": ["lora-a", "m"]}}]
 
     assert accepted(None, pool(workloads=workloads)).models == ("m", "lora-a")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://[::x", "http://h:99999", "http://h:x", "nope://", "https://h", "http://a b", ""]
+)
+def test_an_object_with_a_url_that_cannot_be_used_is_ignored(url: str) -> None:
+    good = accepted(None, pool())
+    engine, router = pool().to_wire(), pool().to_wire()
+    engine["status"]["endpoints"]["admin"][0]["url"] = url
+    router["status"]["admission"]["routers"] = [{"name": "r-1", "url": url}]
+
+    for body, name in ((engine, "e0"), (router, "r-1")):
+        for old in (None, good):
+            view = accept(old, parse_pool(body))
+            assert isinstance(view, Ignored)
+            assert f"{name} has the URL {url!r}" in view.reason
+
+
+@pytest.mark.parametrize(
+    "url", ["http://h", "http://h:8000/", "http://[fd00::1]:8000", "http://10.0.0.1:80/base"]
+)
+def test_urls_that_can_be_used(url: str) -> None:
+    body = pool().to_wire()
+    body["status"]["endpoints"]["admin"][0]["url"] = url
+    accepted(None, parse_pool(body))
+    assert Origin.of(url).host
