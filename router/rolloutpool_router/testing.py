@@ -126,6 +126,18 @@ class FakeEngine:
             await self.stop()
 
 
+@asynccontextmanager
+async def served(app: web.Application, port: int = 0) -> AsyncIterator[str]:
+    """Serve an application on loopback within the block (0: at any port); its URL."""
+    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, HOST, port).start()
+        yield f"http://{HOST}:{runner.addresses[0][1]}"
+    finally:
+        await runner.cleanup()
+
+
 POOL: dict[str, Any] = {
     "apiVersion": "rolloutpool.dev/v1alpha1",
     "kind": "RolloutPool",
@@ -313,11 +325,5 @@ class FakeKubernetes:
         app.add_routes(
             [web.get("/apis/rolloutpool.dev/v1alpha1/namespaces/default/rolloutpools", self.handle)]
         )
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01)
-        await runner.setup()
-        await web.TCPSite(runner, HOST, port).start()
-        self.url = f"http://{HOST}:{runner.addresses[0][1]}"
-        try:
+        async with served(app, port) as self.url:
             yield self
-        finally:
-            await runner.cleanup()

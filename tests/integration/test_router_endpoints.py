@@ -21,7 +21,7 @@ from rolloutpool_api.v1alpha1 import parse_pool
 from rolloutpool_router import watch_endpoints, watch_kubernetes
 from rolloutpool_router.core.fleet import Fleet
 from rolloutpool_router.core.view import Ignored, accept
-from rolloutpool_router.testing import HOST, pool_object, until
+from rolloutpool_router.testing import pool_object, served, until
 
 ENGINES = {"e0": "http://e0.pool-engines:8000", "e1": "http://e1.pool-engines:8000"}
 PATH = "/apis/discovery.k8s.io/v1/namespaces/default/endpointslices"
@@ -113,14 +113,8 @@ class FakeEndpoints:
         """Serve within the block; its end breaks all connections."""
         app = web.Application()
         app.add_routes([web.get(PATH, self.handle)])
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01)
-        await runner.setup()
-        await web.TCPSite(runner, HOST, port).start()
-        self.url = f"http://{HOST}:{runner.addresses[0][1]}"
-        try:
+        async with served(app, port) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 def write_kubeconfig(path: Path, server: str, token: str = "token-1") -> Path:

@@ -20,7 +20,7 @@ from rolloutpool_router.core.fleet import Fleet
 from rolloutpool_router.core.stalls import StallBounds
 from rolloutpool_router.core.standing import Standing
 from rolloutpool_router.core.view import Ignored, accept
-from rolloutpool_router.testing import HOST, pool_object, until
+from rolloutpool_router.testing import HOST, pool_object, served, until
 from rolloutpool_router.wire.client import Unreachable, Upstream
 
 NOBODY = f"http://{HOST}:9"
@@ -72,14 +72,8 @@ class OddEngine:
         """Serve within the block."""
         app = web.Application()
         app.add_routes([web.get("/v1/models", self.models), web.get("/is_paused", self.is_paused)])
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01)
-        await runner.setup()
-        await web.TCPSite(runner, HOST, port).start()
-        self.url = f"http://{HOST}:{runner.addresses[0][1]}"
-        try:
+        async with served(app, port) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
 
 def apply(fleet: Fleet, ready: bool = True, **engines: str) -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from rolloutpool_router.testing import FakeEngine, pool_object, until, write_pool
+from rolloutpool_router.testing import FakeEngine, pool_object, served, until, write_pool
 from rolloutpool_testkit.processes import router_process
 
 CHAT = "/v1/chat/completions"
@@ -47,14 +47,8 @@ class Collector:
     async def running(self) -> AsyncIterator[Collector]:
         app = web.Application()
         app.add_routes([web.post("/v1/traces", self.take)])
-        runner = web.AppRunner(app, access_log=None)
-        await runner.setup()
-        await web.TCPSite(runner, "127.0.0.1", 0).start()
-        self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        try:
+        async with served(app) as self.url:
             yield self
-        finally:
-            await runner.cleanup()
 
     def named(self, name: str) -> Span:
         """The one span of this name."""

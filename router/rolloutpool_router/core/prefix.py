@@ -53,11 +53,6 @@ class PrefixIndex:
         """Keys, those in both generations counted twice; never above the bound."""
         return len(self._young) + len(self._old)
 
-    @property
-    def max_memory_bytes(self) -> int:
-        """Memory that the keys take at most."""
-        return len(self) * KEY_BYTES
-
     def record(self, keys: Sequence[PrefixKey], engine: str) -> None:
         """An engine holds the prefix with these keys from now on.
 

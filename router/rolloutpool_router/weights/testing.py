@@ -16,7 +16,7 @@ from typing import Any
 import aiohttp
 from aiohttp import web
 
-from rolloutpool_router.testing import HOST, RunningRouter, pool_object, running_router, until
+from rolloutpool_router.testing import HOST, RunningRouter, pool_object, running_router, served, until
 from rolloutpool_router.weights.listener import serving_weights
 from rolloutpool_router.weights.sync import WeightSync
 from rolloutpool_router.weights.token import TokenFile
@@ -107,15 +107,9 @@ class FakeTrainable:
         """Serve within the block, at the same port each time; its end breaks all connections."""
         app = web.Application(client_max_size=2**30)
         app.router.add_route("*", "/{path:.*}", self.handle)
-        runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.01)
-        await runner.setup()
-        await web.TCPSite(runner, HOST, self.port, reuse_address=True).start()
-        self.port = runner.addresses[0][1]
-        self.url = f"http://{HOST}:{self.port}"
-        try:
+        async with served(app, self.port) as self.url:
+            self.port = int(self.url.rpartition(":")[2])
             yield self
-        finally:
-            await runner.cleanup()
 
 
 @dataclass(frozen=True)
